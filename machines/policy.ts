@@ -227,6 +227,7 @@ export const policyMachine = setup({
         ],
         approve: closing,
         revoke: revoking,
+        break_glass: breaking,
       },
     },
     revoked: {
@@ -303,8 +304,6 @@ function refusedHere(state: PolicyState, context: PolicyContext, event: PolicyEv
       return state === 'pending_approval' ? undefined : refuse(`there is no review to decide: the policy is ${state}`);
     case 'revoke':
       return state === 'revoked' ? refuse('the policy is already revoked') : undefined;
-    case 'break_glass':
-      return state === 'deployed' ? refuse('the newest version is already live') : undefined;
     default:
       return undefined;
   }

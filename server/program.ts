@@ -86,7 +86,14 @@ export async function createProgram(parts: Parts): Promise<Program> {
   collectDefaultMetrics({ register: registry, prefix: 'svc_' });
   const clock = parts.clock ?? systemClock;
   const authenticator = core && authenticatorOf(core, clock, log);
-  const server = createHttp({ config, log, authenticator, registry, redis: core?.redis });
+  const server = createHttp({
+    config,
+    log,
+    authenticator,
+    registry,
+    redis: core?.redis,
+    settings: async (tenantId) => core!.tenants.settings(tenantId),
+  });
   const { app } = server;
   let stopping = false;
   mountStatus(app, {
@@ -126,7 +133,10 @@ export async function createProgram(parts: Parts): Promise<Program> {
       remember: (...args) => services.ledger.remember(...args),
       holders: (tenantId, ids) => services.holdQueries.holders(tenantId, ids),
       authenticate: async (request, reply) => {
-        const { principal, stillValid } = await server.begin(request, reply, 'ingest');
+        const { principal, stillValid } = await server.begin(request, reply, {
+          limit: 'ingest',
+          access: INGEST_ACCESS,
+        });
         assertAccess(INGEST_ACCESS, principal);
         return { tenantId: principal!.tenantId, keyId: principal!.id, stillValid };
       },

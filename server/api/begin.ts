@@ -3,7 +3,7 @@ import type { FastifyReply } from 'fastify';
 import { type Authenticator, assertSameOrigin } from '../auth/authenticate.ts';
 import { sessionCookie } from '../auth/sessions.ts';
 import type { Config } from '../config.ts';
-import { type Principal, personOf } from '../domain/principal.ts';
+import { type Principal, personOf, refusal } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import { whenClosed } from '../lib/closed.ts';
 import { networkOf, RateLimiter, type RateState } from '../lib/rate-limit.ts';
@@ -20,6 +20,7 @@ export function beginner(
   config: Config,
   authenticator: Authenticator | undefined,
   redis: RedisLink | undefined,
+  settings: (tenantId: string) => Promise<{ reasons_required: boolean }>,
 ): Begin {
   const { rates } = config;
   const cookieName = sessionCookie(config.baseUrl.startsWith('https:'));
@@ -48,7 +49,7 @@ export function beginner(
         return [limit === 'ingest' ? limiters.ingest : limiters.key, principal.id];
     }
   };
-  return async (request, reply, ...limits) => {
+  return async (request, reply, ...calls) => {
     if (!authenticator) {
       throw new AppError('UNAVAILABLE', 'the server is sealed: its master key does not decrypt its signing keys', {
         headers: { 'retry-after': '60' },
@@ -60,14 +61,15 @@ export function beginner(
         throw new AppError('RATE_LIMITED', `try again in ${retryAfterSeconds} s`, { headers });
       }
     };
-    for (const limit of limits) if (limit === 'sign_in') count(await limiters.signIn.take(networkOf(request.ip)));
+    for (const { limit } of calls) if (limit === 'sign_in') count(await limiters.signIn.take(networkOf(request.ip)));
     const authorization = request.headers.authorization;
     const cookieValue = authorization === undefined ? request.cookies[cookieName] : undefined;
     const credential = { authorization, cookie: cookieValue };
     const principal = await authenticator.authenticate(credential);
-    for (const limit of limits) {
+    for (const { limit, access } of calls) {
       if (!principal || limit === 'sign_in') continue;
-      const [limiter, name] = limiterFor(limit, principal);
+      const refused = access !== undefined && refusal(access, principal) !== undefined;
+      const [limiter, name] = limiterFor(refused ? undefined : limit, principal);
       count(await limiter.take(name));
     }
     // a caller that names its tenant must not act in another one
@@ -90,6 +92,7 @@ export function beginner(
         const [limiter, name] = limiterFor(limit, principal);
         count(await limiter.take(name, calls));
       },
+      reasonsRequired: async () => principal !== null && (await settings(principal.tenantId)).reasons_required,
       gone: () => goneOf(reply),
       answer: {},
     };

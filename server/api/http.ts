@@ -50,6 +50,8 @@ export function createHttp(parts: {
   authenticator: Authenticator | undefined;
   registry: Registry;
   redis?: RedisLink | undefined;
+  /** The settings of a tenant. */
+  settings: (tenantId: string) => Promise<{ reasons_required: boolean }>;
 }): HttpServer {
   const { config, log, authenticator } = parts;
   const fixed = apiHeaders({ https: config.baseUrl.startsWith('https:') });
@@ -117,7 +119,7 @@ export function createHttp(parts: {
   });
   return {
     app,
-    begin: beginner(config, authenticator, parts.redis),
+    begin: beginner(config, authenticator, parts.redis, parts.settings),
     leave: () => {
       leaving = true;
     },
@@ -172,7 +174,7 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
           const isBatch = (req.query as { batch?: string }).batch === '1';
           // every call of a batch counts against the limit of its route; a longer one is refused
           const calls = (isBatch ? path.split(',').slice(0, MOST_CALLS) : [path]).map(metaOf);
-          const context = beginEarly(req, () => begin(req, res, ...calls.map((meta) => meta?.limit)));
+          const context = beginEarly(req, () => begin(req, res, ...calls.map((meta) => meta ?? {})));
           const principal = await context.then(
             (begun) => begun.principal,
             // tRPC reports it

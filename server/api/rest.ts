@@ -93,7 +93,7 @@ export function mountRest(app: FastifyInstance, router: AnyRouter, begin: Begin)
       ...(meta.bodyBytes && { bodyLimit: meta.bodyBytes }),
       ...(meta.access?.public && { bodyLimit: PUBLIC_BODY_BYTES }),
       onRequest: async (request, reply) => {
-        const { principal } = await beginEarly(request, () => begin(request, reply, meta.limit));
+        const { principal } = await beginEarly(request, () => begin(request, reply, meta));
         if (meta.access) assertAccess(meta.access, principal);
       },
       handler: async (request, reply) => {

@@ -5,8 +5,9 @@ import { doerOf, originOf } from '../domain/audit.ts';
 import { ownerOf, type Principal, ROLES, SCOPES } from '../domain/principal.ts';
 import { MATCH_LIMITS, WORKLOAD_SCOPES } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
-import { emailAddress, keptTime, reason, text } from '../rpc/fields.ts';
+import { askedReason, emailAddress, keptTime, text } from '../rpc/fields.ts';
 import { publicRoute, route, trpc } from '../rpc/procedure.ts';
+import { reasonFor } from '../rpc/reason.ts';
 import type { Keys } from './keys.ts';
 import type { MagicLinks } from './magic-links.ts';
 import type { Sessions } from './sessions.ts';
@@ -158,9 +159,11 @@ export function keysRouter(keys: Keys) {
       { keys: [], role: 'admin' },
       { summary: 'Revoke an API key immediately', tag, status: 204, problems: ['NOT_FOUND'] },
     )
-      .input(z.strictObject({ id: text(100), reason }))
+      .input(z.strictObject({ id: text(100), reason: askedReason }))
       .output(z.void())
-      .mutation(({ ctx, input }) => keys.revoke(ctx.tenantId, 'api_key', input.id, doerOf(ctx), input.reason)),
+      .mutation(async ({ ctx, input }) =>
+        keys.revoke(ctx.tenantId, 'api_key', input.id, doerOf(ctx), await reasonFor(ctx, input.reason)),
+      ),
   });
 }
 
@@ -254,9 +257,11 @@ export function agentKeysRouter(keys: Keys) {
       { keys: [], role: 'admin' },
       { summary: 'Revoke an agent key immediately', tag, status: 204, problems: ['NOT_FOUND'] },
     )
-      .input(z.strictObject({ id: text(100), reason }))
+      .input(z.strictObject({ id: text(100), reason: askedReason }))
       .output(z.void())
-      .mutation(({ ctx, input }) => keys.revoke(ctx.tenantId, 'agent_key', input.id, doerOf(ctx), input.reason)),
+      .mutation(async ({ ctx, input }) =>
+        keys.revoke(ctx.tenantId, 'agent_key', input.id, doerOf(ctx), await reasonFor(ctx, input.reason)),
+      ),
   });
 }
 
@@ -362,9 +367,11 @@ export function workloadTrustRouter(workloads: Workloads) {
         problems: ['NOT_FOUND'],
       },
     )
-      .input(z.strictObject({ id: text(100), reason }))
+      .input(z.strictObject({ id: text(100), reason: askedReason }))
       .output(z.void())
-      .mutation(({ ctx, input }) => workloads.remove(ctx.tenantId, input.id, doerOf(ctx), input.reason)),
+      .mutation(async ({ ctx, input }) =>
+        workloads.remove(ctx.tenantId, input.id, doerOf(ctx), await reasonFor(ctx, input.reason)),
+      ),
   });
 }
 

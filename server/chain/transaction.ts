@@ -25,7 +25,7 @@ ${spread ? '' : MOVE_HEADS}`;
 
 const MOVE_HEADS = `
 -- the one prepared statement stays on its index, however few rows there were when it was planned
-set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set enable_hashjoin = off;
+set plan_cache_mode = force_generic_plan; set jit = off; set enable_seqscan = off; set enable_hashjoin = off;
 set enable_mergejoin = off;
 -- The heads of a group move by compare-and-swap, all in one statement; when one of them is not where this writer left
 -- it, or its fence is not ours, the count is short and the division by zero (22012) fails the transaction. Prepared,

@@ -580,7 +580,7 @@ const LOCK_MS = 1000;
  * settings the planner would sort a large tenant's rows on disk instead of following the primary key.
  */
 const reading = (tenantId: string): string => `begin read only; set local role svc_app; ${setTenant(tenantId)};
-  set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off;
+  set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off; set local jit = off;
   set local max_parallel_workers_per_gather = 0; set local lock_timeout = '${LOCK_MS}ms'`;
 
 /** Head, last record and last checkpoint, all as of one moment: on an intact chain they agree. */

@@ -60,6 +60,17 @@ const FACTS = {
 /** As everywhere in an event, unknown members are ignored. */
 const Facts = z.object(FACTS);
 
+const TIME_RULE =
+  'must be a real time in ISO 8601, with Z or an offset and at most 9 digits of a second, such as 2026-01-31T12:00:00.000Z';
+
+/** A time in the form of records: in UTC, cut to milliseconds. Undefined if it lies outside of the years that have this form. */
+export function recordTime(given: string): string | undefined {
+  if (given.length === 24 && given.endsWith('Z')) return given;
+  const time = new Date(given);
+  const year = time.getUTCFullYear();
+  return year >= 0 && year <= 9999 ? time.toISOString() : undefined;
+}
+
 /** The values that a field accepts. */
 function accepted(name: FieldName): z.ZodType {
   const { type, length = NAME, form, most = 0 } = fieldOf(name);
@@ -71,13 +82,16 @@ function accepted(name: FieldName): z.ZodType {
     case 'agent_name':
       return AgentName;
     case 'time':
-      return z.iso.datetime({ precision: 3, error: 'must be a real time of the form 2026-01-31T12:00:00.000Z' });
+      return z.iso
+        .datetime({ offset: true, error: TIME_RULE })
+        .refine((value) => !/\.\d{10}/.test(value), { error: TIME_RULE })
+        .refine((value) => recordTime(value) !== undefined, { error: TIME_RULE });
     case 'count':
       return z.int32().min(0);
     case 'sequence':
       return z.int().min(0);
-    case 'fraction':
-      return z.number().min(0).max(1);
+    case 'number':
+      return z.number();
     case 'texts':
       return z.array(text(length)).max(most);
     case 'flag':
@@ -168,11 +182,12 @@ const EMPTY: [FieldName, '' | 0][] = INGESTED.filter((name) => fieldOf(name).pre
 const OPTIONAL = INGESTED.filter((name) => fieldOf(name).presence === 'optional');
 
 /**
- * Normalizes an event in place: absent and null members become an empty string or 0, or are removed. Other members stay
- * and are ignored when the record is written.
+ * Normalizes an event in place: its time gets the form of records; absent and null members become an empty string or 0, or are
+ * removed. Other members stay and are ignored when the record is written.
  */
 export function completeEvent(ingested: IngestedEvent): DecisionEvent {
   const event = ingested as Record<string, unknown>;
+  event.timestamp = recordTime(ingested.timestamp);
   for (const [name, empty] of EMPTY) event[name] ??= empty;
   for (const name of OPTIONAL) if (event[name] === null) event[name] = undefined;
   return event as DecisionEvent;
@@ -194,7 +209,7 @@ const ANSWERED = {
   time: () => z.string(),
   count: () => z.int(),
   sequence: () => z.int(),
-  fraction: () => z.number(),
+  number: () => z.number(),
   texts: () => z.array(z.string()),
   flag: () => z.literal(true),
   facts: () =>

@@ -195,6 +195,7 @@ class Week {
       headers: {},
       stillValid: async () => true,
       count: async () => {},
+      reasonsRequired: async () => false,
       gone: () => NEVER,
       answer: {},
     };

@@ -229,11 +229,12 @@ export const RECORD_FIELDS = {
     presence: 'required',
     shown: 'detail',
     label: 'Decided',
-    description: 'when the decision was made, by the clock of the proxy or server that made it',
+    description:
+      'when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds',
   },
   evaluation_us: { type: 'count', presence: 'empty', shown: 'list', label: 'Evaluation', unit: 'µs' },
   total_latency_ms: { type: 'count', presence: 'optional', shown: 'detail', label: 'Total latency', unit: 'ms' },
-  confidence: { type: 'fraction', presence: 'optional', shown: 'detail', label: 'Confidence' },
+  confidence: { type: 'number', presence: 'optional', shown: 'detail', label: 'Confidence' },
   engine: {
     type: 'text',
     length: [1, 100],

@@ -98,9 +98,11 @@ export class Evidence {
    * too, or the chain could not be checked. Once it resolves, the package and its audit record are committed. TOO_MANY_RECORDS,
    * with how to split the range, over 10,000 records; RATE_LIMITED while the tenant has another export under way.
    *
-   * The package reaches on to a signed checkpoint at or after its last record. If there is none yet, one is signed first, which
-   * compares the chain with everything that was ever signed about it. A package of a broken chain is made and signed all the
-   * same, and states that it is broken: evidence of tampering is evidence.
+   * First the chain is compared with everything known about it: all notes, heads and files. If it contradicts them, there is no
+   * package: records that once were there may be missing from it, and nothing in it would show that. The chain is closed, the
+   * alarm is raised, and this rejects with ChainClosed. The package reaches on to a signed checkpoint at or after its last
+   * record; if there is none yet, one is signed first. A package of records that were altered where they stand is made and signed
+   * all the same, and states that it is broken: evidence of tampering is evidence.
    */
   async export(
     tenantId: string,
@@ -128,6 +130,7 @@ export class Evidence {
   ): Promise<PackageSummary> {
     const now = new Date(this.#clock.now());
     const window = this.#span(input);
+    await this.#checkpoints.inspect(tenantId, 'forensics');
     const session = input.sequence_id;
     const { first: start, last: end } =
       session === undefined

@@ -4,7 +4,7 @@ import { askerOf } from '../../db/index.ts';
 import { actorOf } from '../domain/audit.ts';
 import { personOf } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
-import { text, timestamp } from '../rpc/fields.ts';
+import { text, timestamp, wholePage } from '../rpc/fields.ts';
 import { type PlainRoute, principalOf } from '../rpc/plain.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import type { Evidence } from './export.ts';
@@ -95,12 +95,7 @@ export function forensicsRouter(evidence: Evidence) {
       { keys: ['pipeline'], role: 'viewer' },
       { summary: 'List packages, the newest first', tag },
     )
-      .input(
-        z.strictObject({
-          limit: z.int().min(1).max(200).default(50),
-          offset: z.int().min(0).max(1_000_000).default(0),
-        }),
-      )
+      .input(z.strictObject(wholePage))
       .output(z.object({ packages: z.array(PackageOut), total: z.int(), limit: z.int(), offset: z.int() }))
       .query(async ({ ctx, input }) => ({ ...(await evidence.list(ctx.tenantId, input)), ...input })),
 

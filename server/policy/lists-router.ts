@@ -1,7 +1,8 @@
 import { z } from 'zod';
 import { LIST_LIMITS, LIST_NAME } from '../domain/lists.ts';
-import { reason, text } from '../rpc/fields.ts';
+import { askedReason, reason, text } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
+import { reasonFor } from '../rpc/reason.ts';
 import type { ListQueries } from './list-queries.ts';
 import type { Lists } from './lists.ts';
 import { by } from './reach.ts';
@@ -145,8 +146,10 @@ export function listsRouter(lists: Lists, queries: ListQueries) {
       status: 204,
       problems: ['NOT_FOUND', 'CONFLICT'],
     })
-      .input(z.strictObject({ name: Name, reason }))
+      .input(z.strictObject({ name: Name, reason: askedReason }))
       .output(z.void())
-      .mutation(({ ctx, input: { name, reason } }) => lists.remove(ctx.tenantId, name, by(ctx), reason)),
+      .mutation(async ({ ctx, input: { name, reason } }) =>
+        lists.remove(ctx.tenantId, name, by(ctx), await reasonFor(ctx, reason)),
+      ),
   });
 }

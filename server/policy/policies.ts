@@ -332,12 +332,19 @@ export class Policies {
   }
 
   /**
-   * Enforces the newest version immediately, without a review; VERSION_CHANGED if that is not this one. A review stays
-   * open. POLICY_INVALID if its text now has errors: the tenant's action types may have changed, and a bundle with such a
+   * Enforces the newest version immediately, without a review; VERSION_CHANGED if one is named that is not the newest. If it is
+   * enforced already, it stays so. A review stays open. POLICY_INVALID if its text now has errors: the tenant's action types may have changed, and a bundle with such a
    * text helps in no emergency.
    */
-  async breakGlass(tenantId: string, id: string, version: number, reason: string, by: By): Promise<PolicyView> {
-    await this.#queries.find(tenantId, id);
+  async breakGlass(
+    tenantId: string,
+    id: string,
+    named: number | undefined,
+    reason: string,
+    by: By,
+  ): Promise<PolicyView> {
+    const policy = await this.#queries.find(tenantId, id);
+    const version = named ?? policy.version;
     const { dslSource } = await this.#queries.revision(tenantId, id, version);
     const checked = { version, invalid: await this.#faults(tenantId, id, dslSource) };
     return this.#decide(tenantId, id, { type: 'break_glass' }, by, { reason, checked, expected: version });

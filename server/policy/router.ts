@@ -1,7 +1,8 @@
 import { z } from 'zod';
 import { askerOf } from '../../db/index.ts';
-import { reason, text } from '../rpc/fields.ts';
+import { askedReason, reason, text } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
+import { reasonFor } from '../rpc/reason.ts';
 import { SCOPE_PARTS } from './authoring/explain.ts';
 import { MUTATION_LIMITS } from './authoring/mutants.ts';
 import { TrialRequest } from './authoring/suite.ts';
@@ -346,19 +347,21 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       tag,
       problems: ['NOT_FOUND', 'INVALID_STATUS'],
     })
-      .input(z.strictObject({ ...Id, reason }))
+      .input(z.strictObject({ ...Id, reason: askedReason }))
       .output(PolicyOut)
-      .mutation(({ ctx, input }) => policies.revoke(within(ctx, input.id), input.id, input.reason, by(ctx))),
+      .mutation(async ({ ctx, input }) =>
+        policies.revoke(within(ctx, input.id), input.id, await reasonFor(ctx, input.reason), by(ctx)),
+      ),
 
     rollback: route('POST /v1/policies/{id}/rollback', write, {
       summary: 'Create a new version with the text of an old one',
       tag,
       problems: ['NOT_FOUND', 'POLICY_INVALID', 'INVALID_STATUS'],
     })
-      .input(z.strictObject({ ...Id, target_version: Version, reason }))
+      .input(z.strictObject({ ...Id, target_version: Version, reason: askedReason }))
       .output(PolicyOut)
-      .mutation(({ ctx, input }) =>
-        policies.rollback(ctx.tenantId, input.id, input.target_version, input.reason, by(ctx)),
+      .mutation(async ({ ctx, input }) =>
+        policies.rollback(ctx.tenantId, input.id, input.target_version, await reasonFor(ctx, input.reason), by(ctx)),
       ),
 
     ...reviewRoutes(policies),
@@ -374,7 +377,13 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
         problems: ['NOT_FOUND', 'INVALID_STATUS', 'VERSION_CHANGED', 'POLICY_INVALID'],
       },
     )
-      .input(z.strictObject({ ...Id, version: Version.describe('the version that you have read'), reason }))
+      .input(
+        z.strictObject({
+          ...Id,
+          version: Version.optional().describe('the version that you have read; absent: whatever is newest'),
+          reason,
+        }),
+      )
       .output(PolicyOut)
       .mutation(({ ctx, input }) => policies.breakGlass(ctx.tenantId, input.id, input.version, input.reason, by(ctx))),
 

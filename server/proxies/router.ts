@@ -5,8 +5,9 @@ import { AUDIT_ACTIONS, type AuditAction, doerOf } from '../domain/audit.ts';
 import { isReservedProxyId } from '../domain/proxy-ids.ts';
 import { AppError } from '../errors.ts';
 import type { Bundles } from '../policy/bundles.ts';
-import { reason, text } from '../rpc/fields.ts';
+import { askedReason, text } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
+import { reasonFor } from '../rpc/reason.ts';
 import { BUNDLE_DAYS, MOST_BUNDLES } from './bundle-history.ts';
 import type { Fleet } from './fleet.ts';
 
@@ -180,9 +181,11 @@ export function fleetRouter(
         problems: ['NOT_FOUND'],
       },
     )
-      .input(z.strictObject({ proxy_id: text(200), reason }))
+      .input(z.strictObject({ proxy_id: text(200), reason: askedReason }))
       .output(z.void())
-      .mutation(({ ctx, input }) => fleet.remove(ctx.tenantId, input.proxy_id, doerOf(ctx), input.reason)),
+      .mutation(async ({ ctx, input }) =>
+        fleet.remove(ctx.tenantId, input.proxy_id, doerOf(ctx), await reasonFor(ctx, input.reason)),
+      ),
 
     config: route(
       'GET /v1/proxy-config',

@@ -16,7 +16,7 @@ export const httpMethod = (max: number) =>
     .max(max)
     .regex(/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/, 'must be the method of an HTTP request, such as POST');
 
-export const REASON_MISSING = 'is required: say why, in one line; it goes into the audit log';
+export const REASON_MISSING = 'is required: say why; it goes into the audit log';
 
 /** The hash of a tool's definition. */
 export const toolPin = z.string().regex(/^sha256:[0-9a-f]{64}$/, 'must be sha256: and 64 hexadecimal digits');
@@ -41,15 +41,32 @@ export const keptTime = timestamp.refine((s) => {
 }, 'must be within the years 0000 to 9999 in UTC');
 
 /**
- * Why someone changes a role, takes a right away or weakens a safeguard: one line, which the audit log keeps and shows. Every
- * route that does so requires it, from every caller. Creating or rotating a key and inviting a person need none: the record
- * itself shows what they grant.
+ * Why someone takes a right away, weakens a safeguard or ends something, in lines: the audit log keeps and shows it. Where the
+ * specification lists no reason it is `askedReason`: optional, unless the tenant requires one (see reasonFor). Creating or
+ * rotating a key and inviting a person need none: the record itself shows what they grant.
  */
 export const reason = z
   .string({ error: ({ input }) => (input === undefined ? REASON_MISSING : undefined) })
   .trim()
   .min(1, REASON_MISSING)
-  .max(500)
+  .max(2000)
   .refine((s) => s === '' || showsSomething(s), REASON_MISSING)
-  .refine((s) => s.isWellFormed() && !/[\p{Cc}\p{Zl}\p{Zp}]/u.test(s), 'must be one line without control characters')
+  .refine(
+    (s) => s.isWellFormed() && !/(?![\t\n\r])[\p{Cc}\p{Zl}\p{Zp}]/u.test(s),
+    'must be text without control characters',
+  )
+  .describe('why; it goes into the audit log');
+
+export const askedReason = reason.optional();
+
+/** The same in one line, for what is shown in one. */
+export const shortReason = reason
+  .max(300)
+  .refine((s) => !/[\t\n\r]/.test(s), 'must be one line')
   .describe('why, in one line; it goes into the audit log');
+
+/** The page of a list that the specification shows without paging: unless asked for less, everything up to 1,000 rows. */
+export const wholePage = {
+  limit: z.int().min(1).max(1000).default(1000),
+  offset: z.int().min(0).max(1_000_000).default(0),
+};

@@ -8,13 +8,13 @@ import { beginEarly, contextOf, PUBLIC_BODY_BYTES } from './early.ts';
 import { assertAccess, type Context, type Limit, type RouteHeaders, toAppError } from './procedure.ts';
 
 /**
- * Begins a request: authenticates it and counts each call in it against that call's limit. Every route except the health checks
- * and static files calls it.
+ * Begins a request: authenticates it and counts each call in it against that call's limit, or against the common one if the
+ * caller has no access to it: nobody uses up what is not theirs. Every route except the health checks and static files calls it.
  */
 export type Begin = (
   request: FastifyRequest,
   reply: FastifyReply,
-  ...limits: readonly (Limit | undefined)[]
+  ...calls: readonly { limit?: Limit | undefined; access?: Access | undefined }[]
 ) => Promise<Context>;
 
 /**
@@ -99,7 +99,7 @@ function mountOne(app: FastifyInstance, route: PlainRoute, begin: Begin): void {
   const querySchema = route.otherQuery ? z.object(route.query ?? {}) : z.strictObject(route.query ?? {});
   const formSchema = z.strictObject(route.form ?? {});
   const start = async (request: FastifyRequest, reply: FastifyReply): Promise<void> => {
-    const { principal } = await beginEarly(request, () => begin(request, reply, route.limit));
+    const { principal } = await beginEarly(request, () => begin(request, reply, route));
     assertAccess(route.access, principal);
   };
   const handle = async (request: FastifyRequest, reply: FastifyReply): Promise<unknown> => {

@@ -18,6 +18,8 @@ export interface Context {
   stillValid(): Promise<boolean>;
   /** Counts additional calls, beyond the request itself, against a limit. Rejects with RATE_LIMITED. */
   count(limit: Limit, calls: number): Promise<void>;
+  /** Whether the tenant requires reasons where the API asks for them without needing them. */
+  reasonsRequired(): Promise<boolean>;
   /** A signal that aborts when no one waits for the response anymore. */
   gone(): AbortSignal;
   /** Response headers; filled in by the procedure. */

@@ -37,7 +37,7 @@ const CHUNK = 25_000;
 /** In the role used for requests, which sees only one tenant, in one snapshot that nothing changes. */
 export const beginReading = (tenantId: string): string => `begin isolation level repeatable read read only;
   set local role svc_app; ${setTenant(tenantId)};
-  set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off;
+  set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off; set local jit = off;
   set local enable_hashjoin = off; set local enable_mergejoin = off; set local max_parallel_workers_per_gather = 0`;
 
 /**

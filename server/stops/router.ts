@@ -2,7 +2,7 @@ import { z } from 'zod';
 import { actorOf } from '../domain/audit.ts';
 import { type Principal, personOf } from '../domain/principal.ts';
 import { STOP_KIND_NAMES, STOP_KINDS, STOP_MODE_NAMES, STOP_MODES, WHOLE_TENANT } from '../domain/stops.ts';
-import { reason, text } from '../rpc/fields.ts';
+import { shortReason, text } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import type { Stops, StopView } from './stops.ts';
 
@@ -74,7 +74,7 @@ export function stopsRouter(stops: Stops) {
             target_kind: z.enum(STOP_KIND_NAMES).describe(listed(STOP_KINDS)),
             target_id: text(200).optional().describe('required, except for the tenant'),
             mode: z.enum(STOP_MODE_NAMES).default('deny').describe(listed(STOP_MODES)),
-            reason: reason.max(300).describe('why, in one line: agents, approvers and the audit log see it'),
+            reason: shortReason.describe('why, in one line: agents, approvers and the audit log see it'),
             abort: z
               .boolean()
               .default(false)
@@ -134,7 +134,7 @@ export function stopsRouter(stops: Stops) {
         problems: ['NOT_FOUND', 'INVALID_STATUS', 'SELF_APPROVAL'],
       },
     )
-      .input(z.strictObject({ ...Id, reason: reason.max(300) }))
+      .input(z.strictObject({ ...Id, reason: shortReason }))
       .output(StopOut)
       .mutation(({ ctx, input: { id, reason } }) =>
         stops.lift(ctx.tenantId, id, reason, by(ctx), personOf(ctx.principal)),

@@ -6,8 +6,9 @@ import { DESTINATION_TYPES, kindOf } from '../domain/destinations.ts';
 import { EVENT_TYPES, EVENTS } from '../domain/events.ts';
 import type { Principal } from '../domain/principal.ts';
 import { MOST_BUCKETS } from '../lib/time-steps.ts';
-import { REASON_MISSING, reason, text, timestamp } from '../rpc/fields.ts';
+import { askedReason, text, timestamp, wholePage } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
+import { reasonFor } from '../rpc/reason.ts';
 import type { Deliveries } from './deliveries.ts';
 import type { Examples } from './examples.ts';
 import { MOST_RESENT, type Resends } from './resends.ts';
@@ -183,17 +184,8 @@ const Patch = z.strictObject({
   event_types: EventTypes.optional(),
   active: z.boolean().optional(),
   destination_config: DestinationConfig.optional(),
-  reason: reason
-    .optional()
-    .describe('why, in one line: required to pause it, and with another url or other event_types'),
+  reason: askedReason,
 });
-/** A pause, another address or other types keep events from those who watched: these changes need a reason. */
-const PatchIn = Patch.refine(
-  ({ active, url, event_types, reason }) =>
-    reason !== undefined || (active !== false && url === undefined && event_types === undefined),
-  { path: ['reason'], message: REASON_MISSING },
-);
-
 const admin = { keys: [], role: 'admin' } as const;
 const tag = 'subscriptions';
 
@@ -215,14 +207,12 @@ export function subscriptionsRouter(
     tag,
     problems: ['NOT_FOUND'] as const,
   };
+  type Change = { ctx: Context & { principal: Principal; tenantId: string }; input: z.output<typeof Patch> };
+  const update = async ({ ctx, input: { id, reason, ...patch } }: Change) =>
+    subscriptions.update(ctx.tenantId, id, patch, by(ctx), await reasonFor(ctx, reason));
   return trpc.router({
     list: route('GET /v1/subscriptions', admin, { summary: 'List subscriptions, newest first', tag })
-      .input(
-        z.strictObject({
-          limit: z.int().min(1).max(200).default(50),
-          offset: z.int().min(0).max(1_000_000).default(0),
-        }),
-      )
+      .input(z.strictObject(wholePage))
       .output(z.object({ subscriptions: z.array(SubscriptionOut), total: z.int(), limit: z.int(), offset: z.int() }))
       .query(async ({ ctx, input }) => ({ ...(await subscriptions.list(ctx.tenantId, input)), ...input })),
 
@@ -243,19 +233,12 @@ export function subscriptionsRouter(
       .output(SubscriptionOut)
       .query(({ ctx, input }) => subscriptions.get(ctx.tenantId, input.id)),
 
-    update: route('PATCH /v1/subscriptions/{id}', admin, change)
-      .input(PatchIn)
-      .output(SubscriptionOut)
-      .mutation(({ ctx, input: { id, reason, ...patch } }) =>
-        subscriptions.update(ctx.tenantId, id, patch, by(ctx), reason),
-      ),
+    update: route('PATCH /v1/subscriptions/{id}', admin, change).input(Patch).output(SubscriptionOut).mutation(update),
 
     replace: route('PUT /v1/subscriptions/{id}', admin, { ...change, summary: `The same as PATCH. ${change.summary}` })
-      .input(PatchIn)
+      .input(Patch)
       .output(SubscriptionOut)
-      .mutation(({ ctx, input: { id, reason, ...patch } }) =>
-        subscriptions.update(ctx.tenantId, id, patch, by(ctx), reason),
-      ),
+      .mutation(update),
 
     remove: route('DELETE /v1/subscriptions/{id}', admin, {
       summary: 'Delete a subscription and its queued deliveries',
@@ -263,9 +246,11 @@ export function subscriptionsRouter(
       status: 204,
       problems: ['NOT_FOUND'],
     })
-      .input(z.strictObject({ ...Id, reason }))
+      .input(z.strictObject({ ...Id, reason: askedReason }))
       .output(z.void())
-      .mutation(({ ctx, input }) => subscriptions.remove(ctx.tenantId, input.id, by(ctx), input.reason)),
+      .mutation(async ({ ctx, input }) =>
+        subscriptions.remove(ctx.tenantId, input.id, by(ctx), await reasonFor(ctx, input.reason)),
+      ),
 
     test: route('POST /v1/subscriptions/{id}/test', admin, {
       summary: 'Send a test event now and report the outcome',

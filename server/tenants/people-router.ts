@@ -3,8 +3,9 @@ import type { InvitationRow } from '../../db/entities/index.ts';
 import { askerOf } from '../../db/index.ts';
 import { doerOf } from '../domain/audit.ts';
 import { ownerOf, type Principal, ROLES, type Role } from '../domain/principal.ts';
-import { emailAddress, reason, text } from '../rpc/fields.ts';
+import { askedReason, emailAddress, text, wholePage } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
+import { reasonFor } from '../rpc/reason.ts';
 import { INVITATION_STATES, type Invitations, type Invited, LINK_WAYS } from './invitations.ts';
 import type { Members, Person } from './members.ts';
 
@@ -85,7 +86,7 @@ export function usersRouter(members: Members) {
           status: z.enum(['active', 'removed', 'all']).default('active'),
           role: z.enum(ROLES).optional(),
           q: text(200).optional().describe('part of the email address or name'),
-          ...page,
+          ...wholePage,
         }),
       )
       .output(z.object({ users: z.array(UserOut), total: z.int(), limit: z.int(), offset: z.int() }))
@@ -105,10 +106,10 @@ export function usersRouter(members: Members) {
       tag,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
     })
-      .input(z.strictObject({ ...Id, role: z.enum(ROLES), reason }))
+      .input(z.strictObject({ ...Id, role: z.enum(ROLES), reason: askedReason }))
       .output(UserOut)
       .mutation(async ({ ctx, input }) => {
-        await members.grant(ctx.tenantId, input.id, input.role, doerOf(ctx), input.reason);
+        await members.grant(ctx.tenantId, input.id, input.role, doerOf(ctx), await reasonFor(ctx, input.reason));
         return userOut(await members.get(ctx.tenantId, input.id));
       }),
 
@@ -119,10 +120,10 @@ export function usersRouter(members: Members) {
       tag,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
     })
-      .input(z.strictObject({ ...Id, role: z.enum(ROLES), reason }))
+      .input(z.strictObject({ ...Id, role: z.enum(ROLES), reason: askedReason }))
       .output(UserOut)
       .mutation(async ({ ctx, input }) => {
-        await members.revoke(ctx.tenantId, input.id, input.role, doerOf(ctx), input.reason);
+        await members.revoke(ctx.tenantId, input.id, input.role, doerOf(ctx), await reasonFor(ctx, input.reason));
         return userOut(await members.get(ctx.tenantId, input.id));
       }),
 
@@ -134,9 +135,11 @@ export function usersRouter(members: Members) {
       status: 204,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
     })
-      .input(z.strictObject({ userId: text(64), reason }))
+      .input(z.strictObject({ userId: text(64), reason: askedReason }))
       .output(z.void())
-      .mutation(({ ctx, input }) => members.remove(ctx.tenantId, input.userId, doerOf(ctx), input.reason)),
+      .mutation(async ({ ctx, input }) =>
+        members.remove(ctx.tenantId, input.userId, doerOf(ctx), await reasonFor(ctx, input.reason)),
+      ),
   });
 }
 

@@ -13,6 +13,7 @@ const ActionTypes = z.strictObject({
 const values = {
   approval_required: z.boolean(),
   self_approval: z.boolean(),
+  reasons_required: z.boolean(),
   tests_required: z.boolean(),
   min_coverage: z.int().min(0).max(100),
   simulation_required: z.boolean(),
@@ -32,6 +33,9 @@ export const Settings = z
   .object({
     approval_required: values.approval_required.describe('a version is enforced only after another person approves it'),
     self_approval: values.self_approval.describe('authors may approve their own versions even if approval is required'),
+    reasons_required: values.reasons_required.describe(
+      'whatever the audit log keeps a reason for is refused without one, from people and keys alike',
+    ),
     tests_required: values.tests_required.describe(
       'a version is submitted and enforced only with at least one test, all of which pass',
     ),
@@ -69,6 +73,7 @@ export type SettingName = keyof Settings;
 const DEFAULTS: Omit<Settings, 'poll_seconds'> = {
   approval_required: false,
   self_approval: false,
+  reasons_required: false,
   tests_required: false,
   min_coverage: 0,
   simulation_required: false,
@@ -111,6 +116,7 @@ type Loosens<T> = (before: T, after: T) => boolean;
 const GUARDED: { readonly [K in SettingName]?: Loosens<Settings[K]> } = {
   approval_required: (before) => before,
   self_approval: (before) => !before,
+  reasons_required: (before) => before,
   tests_required: (before) => before,
   min_coverage: (before, after) => after < before,
   simulation_required: (before) => before,

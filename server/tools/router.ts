@@ -13,8 +13,9 @@ import {
   TOOL_STATUSES,
   type ToolStatus,
 } from '../domain/tools.ts';
-import { reason, text, toolPin } from '../rpc/fields.ts';
+import { askedReason, reason, text, toolPin } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
+import { reasonFor } from '../rpc/reason.ts';
 import type { Observations } from './observations.ts';
 import type { ServerView, ToolQueries } from './queries.ts';
 import type { By, Tools } from './registry.ts';
@@ -297,10 +298,10 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
         problems: ['NOT_FOUND', 'INVALID_STATUS', 'SELF_APPROVAL'],
       },
     )
-      .input(z.strictObject({ ...ToolPath, reason }))
+      .input(z.strictObject({ ...ToolPath, reason: askedReason }))
       .output(z.object({ removed: z.boolean().describe('false: it waits for a second person') }))
       .mutation(async ({ ctx, input: { reason, ...id } }) => ({
-        removed: await tools.remove(ctx.tenantId, id, reason, by(ctx)),
+        removed: await tools.remove(ctx.tenantId, id, await reasonFor(ctx, reason), by(ctx)),
       })),
 
     servers: route('GET /v1/tool-servers', read, { summary: 'List tool servers, with how many tools they have', tag })
@@ -329,13 +330,13 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
             .nullable()
             .optional()
             .describe('the person who answers for the server; takes no second person, for nothing is decided by it'),
-          reason,
+          reason: askedReason,
         }),
       )
       .output(ServerOut)
       .mutation(async ({ ctx, input: { server: id, reason, mode, ...patch } }) => {
         const given = mode === undefined ? patch : { ...patch, mode: mode === 'default' ? null : mode };
-        await tools.changeServer(ctx.tenantId, id, given, reason, by(ctx));
+        await tools.changeServer(ctx.tenantId, id, given, await reasonFor(ctx, reason), by(ctx));
         return serverOut((await queries.servers(ctx.tenantId)).find((server) => server.id === id)!);
       }),
 

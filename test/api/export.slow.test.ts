@@ -217,6 +217,16 @@ describe('a database holder', () => {
     return { tenant, person };
   }
 
+  /** No package is made of a chain that contradicts what is known, and an export alone raises the alarm. */
+  async function refused(tenant: TestTenant, person: Credential, range: object): Promise<void> {
+    const { body } = await server.call(503, 'POST /v1/forensics/export', person, { purpose: 'evidence', ...range });
+    expect(body.detail).toContain('the decision chain is closed');
+    const closed = await server.call<{ closed: object[] }>(200, 'GET /v1/forensics/closed', tenant.admin);
+    expect(closed.body.closed).toMatchObject([{ chain: 'forensics' }]);
+    const list = await server.call<{ total: number }>(200, 'GET /v1/forensics/packages', person);
+    expect(list.body.total).toBe(0);
+  }
+
   test('who rewrites a session, hashes and all, gets no package that verifies', async () => {
     const { tenant, person } = await history();
     await server.core.checkpoints.take(tenant.id, 'forensics');
@@ -237,10 +247,24 @@ describe('a database holder', () => {
     const { tenant, person } = await history();
     await server.core.checkpoints.take(tenant.id, 'forensics');
     await rewrite(tenant.id, 6, 12);
-    const { bytes } = await exported(person, { sequence_id: 'fraud' });
-    const { verified, report } = verdicts(bytes);
-    expect(verified).toBe(false);
-    expect(report.reason).toContain('states another hash: the history up to here was rewritten');
+    await refused(tenant, person, { sequence_id: 'fraud' });
+  });
+
+  test('who cuts the chain back to a checkpoint, with the later ones and the head, gets no package at all', async () => {
+    const { tenant, person } = await history();
+    await server.core.checkpoints.take(tenant.id, 'forensics');
+    await ingest(tenant, some(5));
+    await server.core.checkpoints.take(tenant.id, 'forensics');
+    for (const statement of [
+      'delete from forensic_record where tenant_id = $1 and seq > 12',
+      `delete from chain_checkpoint where tenant_id = $1 and chain = 'forensics' and seq > 12`,
+      `update chain_head set seq = 12, hash = (select hash from forensic_record where tenant_id = $1 and seq = 12)
+       where tenant_id = $1 and chain = 'forensics'`,
+    ]) {
+      await sql(server, statement, [tenant.id]);
+    }
+    // nobody has verified or written anything since: the export itself finds it
+    await refused(tenant, person, {});
   });
 
   test('who adds checkpoints prevents no package: it names them, and is not verified', async () => {
@@ -263,13 +287,11 @@ describe('a database holder', () => {
     expect(report.reason).toContain('the stored checkpoint of record 7 was altered');
   });
 
-  test('who cuts the tail that a checkpoint states, or corrupts a text, gets a package that says so', async () => {
+  test('who cuts the tail that a checkpoint states gets no package, and who corrupts a text one that says so', async () => {
     const cut = await history();
     await server.core.checkpoints.take(cut.tenant.id, 'forensics');
     await sql(server, 'delete from forensic_record where tenant_id = $1 and seq > 9', [cut.tenant.id]);
-    const short = await exported(cut.person);
-    expect(short.summary).toMatchObject({ last_seq: 9, chain_intact: false });
-    expect(verdicts(short.bytes).report.reason).toContain('states 12 records, the last is 9');
+    await refused(cut.tenant, cut.person, {});
 
     const spoiled = await history();
     await sql(server, `update forensic_record set line = '{"seq":7' where tenant_id = $1 and seq = 7`, [

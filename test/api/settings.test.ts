@@ -9,6 +9,7 @@ const server = useServer({}, { shared: true });
 const DEFAULTS = {
   approval_required: false,
   self_approval: false,
+  reasons_required: false,
   tests_required: false,
   min_coverage: 0,
   simulation_required: false,

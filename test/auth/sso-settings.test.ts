@@ -232,8 +232,9 @@ describe('how people sign in', () => {
       tenant.admin.userId,
     ]);
 
-  test('cannot be changed by a key, or without a reason', async () => {
+  test('cannot be changed by a key, or without a reason where the tenant requires them', async () => {
     const tenant = await open.tenant();
+    await tenant.set({ reasons_required: true });
     await bind(tenant, 'one');
     const unbind = `DELETE /v1/settings/sso/identities/${tenant.admin.userId}`;
     for (const key of [tenant.admin, tenant.operatorKey]) {

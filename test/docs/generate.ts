@@ -61,7 +61,7 @@ function recordFields(): string {
     time: 'time',
     count: 'integer',
     sequence: 'integer',
-    fraction: 'number from 0 to 1',
+    number: 'number',
     texts: 'list of texts',
     flag: '`true`',
     facts: '[facts](#facts)',

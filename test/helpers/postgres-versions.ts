@@ -20,6 +20,12 @@ export function otherVersions(): { version: number; bin: string }[] {
     .filter(({ bin }) => existsSync(path.join(bin, 'initdb')));
 }
 
+/** Debian's PostgreSQL 15, where it is installed with its compiler; those of npm have none. */
+export function compilingVersion(): { version: number; bin: string }[] {
+  const root = '/usr/lib/postgresql/15';
+  return existsSync(path.join(root, 'lib/llvmjit.so')) ? [{ version: 15, bin: path.join(root, 'bin') }] : [];
+}
+
 /** Installs those that are missing. None of their scripts are run. */
 export function fetchVersions(): void {
   if (otherVersions().length === Object.keys(VERSIONS).length) return;

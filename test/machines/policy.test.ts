@@ -94,7 +94,6 @@ class Model {
         return undefined;
       case 'break_glass':
         if (!byPerson) return 'FORBIDDEN';
-        if (this.status === 'deployed') return 'INVALID_STATUS';
         this.status = 'deployed';
         this.goLive();
         this.glass = this.glass.filter((one) => one.version !== this.version || one.actor !== actor);
@@ -248,7 +247,6 @@ describe('the policy machine', () => {
       'approve SELF_APPROVAL',
       'approve VERSION_CHANGED',
       'break_glass FORBIDDEN',
-      'break_glass INVALID_STATUS',
       'comment VERSION_CHANGED',
       'reject FORBIDDEN',
       'reject INVALID_STATUS',
@@ -267,8 +265,8 @@ describe('the policy machine', () => {
         ...['draft', 'pending_approval', 'revoked'].flatMap((from) => [
           `${from} update draft`,
           `${from} rollback draft`,
-          `${from} break_glass deployed`,
         ]),
+        ...['draft', 'pending_approval', 'deployed', 'revoked'].map((from) => `${from} break_glass deployed`),
         ...['update', 'rollback'].flatMap((type) => [`deployed ${type} draft`, `deployed ${type} deployed`]),
         ...['draft', 'pending_approval', 'deployed'].map((from) => `${from} revoke revoked`),
         ...['draft', 'pending_approval'].map((from) => `${from} approve deployed`),

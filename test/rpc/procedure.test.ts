@@ -65,6 +65,7 @@ function contextOf(principal: Principal | null): Context {
     headers: {},
     stillValid: async () => true,
     count: async () => {},
+    reasonsRequired: async () => false,
     gone: () => new AbortController().signal,
     answer: {},
   };

@@ -4,6 +4,7 @@ import type { Settings } from '../../server/tenants/settings.ts';
 const GUARDED: readonly (keyof Settings)[] = [
   'approval_required',
   'self_approval',
+  'reasons_required',
   'tests_required',
   'min_coverage',
   'simulation_required',

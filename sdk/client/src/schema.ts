@@ -488,7 +488,7 @@ export interface paths {
         head?: never;
         /**
          * Change settings
-         * @description Changes only the given settings; null restores the default. `approval_required`, `self_approval`, `tests_required`, `min_coverage`, `simulation_required`, `policy_author_may_vote`, `sso_only`, `input_retention_days`, `stop_grace_seconds`, `projection_retention_days`, `action_types`, `approver_groups` can be changed only by a signed-in person, with a `reason`. If approval is required, a change that weakens a safeguard (approval off, self-approval or votes of policy authors on, single sign-on no longer required, a shorter retention, another person in an approver group, other action types) is stored and waits for a second person: the response then contains it as `waiting`, with the settings unchanged.
+         * @description Changes only the given settings; null restores the default. `approval_required`, `self_approval`, `reasons_required`, `tests_required`, `min_coverage`, `simulation_required`, `policy_author_may_vote`, `sso_only`, `input_retention_days`, `stop_grace_seconds`, `projection_retention_days`, `action_types`, `approver_groups` can be changed only by a signed-in person, with a `reason`. If approval is required, a change that weakens a safeguard (approval off, self-approval or votes of policy authors on, single sign-on no longer required, a shorter retention, another person in an approver group, other action types) is stored and waits for a second person: the response then contains it as `waiting`, with the settings unchanged.
          */
         patch: operations["settings-change"];
         trace?: never;
@@ -4109,6 +4109,8 @@ export interface components {
             approval_required: boolean;
             /** @description authors may approve their own versions even if approval is required */
             self_approval: boolean;
+            /** @description whatever the audit log keeps a reason for is refused without one, from people and keys alike */
+            reasons_required: boolean;
             /** @description a version is submitted and enforced only with at least one test, all of which pass */
             tests_required: boolean;
             /** @description the percentage of its statements that the tests of a version must cover before it is submitted or enforced */
@@ -5568,7 +5570,7 @@ export interface components {
              * @description when the control plane received it
              */
             created_at: string;
-            /** @description when the decision was made, by the clock of the proxy or server that made it */
+            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
             timestamp: string;
             rule_id?: string;
             escrow_id?: string;
@@ -5898,7 +5900,7 @@ export interface components {
             key_id?: string;
             proxy_seq?: number;
             source_ip?: string;
-            /** @description when the decision was made, by the clock of the proxy or server that made it */
+            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
             timestamp: string;
             total_latency_ms?: number;
             confidence?: number;
@@ -7037,9 +7039,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-6ufs0w",
+                     *       "tenant_id": "t1-t8v1u7",
                      *       "user": {
-                     *         "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *         "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -7134,14 +7136,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8cgs2aesmave4yg00xnwt7j",
+                     *           "id": "ses_01m8hg8kth7kmgv3bbhdfqy89a",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-26T18:09:41.710Z",
-                     *           "last_seen_at": "2026-11-26T18:09:41.710Z",
-                     *           "expires_at": "2026-11-27T18:09:41.710Z"
+                     *           "created_at": "2026-11-28T16:36:54.737Z",
+                     *           "last_seen_at": "2026-11-28T16:36:54.737Z",
+                     *           "expires_at": "2026-11-29T16:36:54.737Z"
                      *         }
                      *       ]
                      *     }
@@ -7251,14 +7253,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8cgs2aesmave4yg00xnwt7j",
+                     *           "id": "ses_01m8hg8kth7kmgv3bbhdfqy89a",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-26T18:09:41.710Z",
-                     *           "last_seen_at": "2026-11-26T18:09:41.710Z",
-                     *           "expires_at": "2026-11-27T18:09:41.710Z"
+                     *           "created_at": "2026-11-28T16:36:54.737Z",
+                     *           "last_seen_at": "2026-11-28T16:36:54.737Z",
+                     *           "expires_at": "2026-11-29T16:36:54.737Z"
                      *         }
                      *       ]
                      *     }
@@ -7377,7 +7379,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *           "id": "usr_01m8hg8kad0009ykj550p4e31v",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -7385,13 +7387,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-26T18:09:41.554Z",
+                     *           "created_at": "2026-11-28T16:36:54.221Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *           "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -7399,14 +7401,14 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-26T18:09:41.658Z",
-                     *           "last_login": "2026-11-26T18:09:41.710Z",
+                     *           "created_at": "2026-11-28T16:36:54.628Z",
+                     *           "last_login": "2026-11-28T16:36:54.737Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
                      *       ],
                      *       "total": 2,
-                     *       "limit": 50,
+                     *       "limit": 1000,
                      *       "offset": 0
                      *     }
                      */
@@ -7449,7 +7451,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *       "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -7457,8 +7459,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-26T18:09:41.658Z",
-                     *       "last_login": "2026-11-26T18:09:41.710Z",
+                     *       "created_at": "2026-11-28T16:36:54.628Z",
+                     *       "last_login": "2026-11-28T16:36:54.737Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -7498,8 +7500,8 @@ export interface operations {
                 "application/json": {
                     /** @enum {string} */
                     role: "viewer" | "author" | "approver" | "admin";
-                    /** @description why, in one line; it goes into the audit log */
-                    reason: string;
+                    /** @description why; it goes into the audit log */
+                    reason?: string;
                 };
             };
         };
@@ -7530,9 +7532,8 @@ export interface operations {
     };
     "users-revoke": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -7570,9 +7571,8 @@ export interface operations {
     };
     "users-remove": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -7632,14 +7632,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m8cgs46hxkwfk4d4gb32hj66",
+                     *           "id": "inv_01m8hg8sb1wtvqd6g30efhx1q6",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-26T18:09:43.633Z",
-                     *           "sent_at": "2026-11-26T18:09:43.633Z",
-                     *           "expires_at": "2026-12-03T18:09:43.633Z"
+                     *           "created_at": "2026-11-28T16:37:00.385Z",
+                     *           "sent_at": "2026-11-28T16:37:00.385Z",
+                     *           "expires_at": "2026-12-05T16:37:00.385Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -7911,25 +7911,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m8cgs430h97nexb3mcfnwgkd",
+                     *           "id": "key_01m8hg8rrsse3fbgdy7zt9b3ny",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
-                     *           "created_at": "2026-11-26T18:09:43.520Z"
+                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "created_at": "2026-11-28T16:36:59.806Z"
                      *         },
                      *         {
-                     *           "id": "key_01m8cgs28nfcx1cam087efe0z9",
+                     *           "id": "key_01m8hg8kps54d48148g14a4y3t",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *           "created_at": "2026-11-26T18:09:41.655Z",
-                     *           "last_used_at": "2026-11-26T18:09:41.775Z"
+                     *           "created_by": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:36:54.618Z",
+                     *           "last_used_at": "2026-11-28T16:36:55.032Z"
                      *         }
                      *       ]
                      *     }
@@ -7986,14 +7986,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m8cgs8148cjj0zxpxqx6hzgv",
+                     *       "id": "key_01m8hg98tw09tyw4ay3749wcq1",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-26T18:09:47.557Z"
+                     *       "created_at": "2026-11-28T16:37:16.255Z"
                      *     }
                      */
                     "application/json": {
@@ -8087,9 +8087,8 @@ export interface operations {
     };
     "keys-revoke": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -8143,24 +8142,24 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8cgs43gr76ram5w6jv8dmfz",
+                     *           "id": "agk_01m8hg8rv9syaz83p1paq51hrh",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *           "owner_id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-26T18:09:43.536Z",
+                     *           "created_at": "2026-11-28T16:36:59.883Z",
                      *           "last_used_by": null
                      *         },
                      *         {
-                     *           "id": "agk_01m8cgs2bd81w9azz5s72xnv53",
+                     *           "id": "agk_01m8hg8kxtrmkakt106bs3f4nk",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *           "owner_id": "usr_01m8hg8kad0009ykj550p4e31v",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-26T18:09:41.742Z",
-                     *           "last_used_at": "2026-11-26T18:09:42.912Z",
+                     *           "created_at": "2026-11-28T16:36:54.847Z",
+                     *           "last_used_at": "2026-11-28T16:36:57.201Z",
                      *           "last_used_by": null
                      *         }
                      *       ]
@@ -8219,13 +8218,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m8cgs81j6cagkw00mnsypvzd",
+                     *       "id": "agk_01m8hg98ywcjxxv2smvnyqy8dx",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *       "created_at": "2026-11-26T18:09:47.570Z"
+                     *       "owner_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *       "created_at": "2026-11-28T16:37:16.387Z"
                      *     }
                      */
                     "application/json": {
@@ -8320,9 +8319,8 @@ export interface operations {
     };
     "agentKeys-revoke": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -8374,7 +8372,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-6ufs0w",
+                     *       "audience": "https://control.example/tenants/t1-t8v1u7",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -8390,7 +8388,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-26T18:09:43.746Z",
+                     *           "created_at": "2026-11-28T16:37:01.009Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -8476,9 +8474,8 @@ export interface operations {
     };
     "workloadTrust-remove": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -8532,25 +8529,25 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *           "id": "usr_01m8hg8kad0009ykj550p4e31v",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *           "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
                      *       ],
                      *       "keys": [
                      *         {
-                     *           "id": "agk_01m8cgs43gr76ram5w6jv8dmfz",
+                     *           "id": "agk_01m8hg8rv9syaz83p1paq51hrh",
                      *           "kind": "agent_key",
                      *           "name": "agent-2",
                      *           "ended": false
                      *         },
                      *         {
-                     *           "id": "key_01m8cgs430h97nexb3mcfnwgkd",
+                     *           "id": "key_01m8hg8rrsse3fbgdy7zt9b3ny",
                      *           "kind": "api_key",
                      *           "name": "k",
                      *           "ended": false
@@ -8605,6 +8602,7 @@ export interface operations {
                      * @example {
                      *       "approval_required": false,
                      *       "self_approval": false,
+                     *       "reasons_required": false,
                      *       "tests_required": false,
                      *       "min_coverage": 0,
                      *       "simulation_required": false,
@@ -8657,6 +8655,7 @@ export interface operations {
                 "application/json": {
                     approval_required?: boolean | null;
                     self_approval?: boolean | null;
+                    reasons_required?: boolean | null;
                     tests_required?: boolean | null;
                     min_coverage?: number | null;
                     simulation_required?: boolean | null;
@@ -8676,7 +8675,7 @@ export interface operations {
                         /** @default [] */
                         write?: string[];
                     } | null;
-                    /** @description why, in one line; it goes into the audit log */
+                    /** @description why; it goes into the audit log */
                     reason?: string;
                 };
             };
@@ -8695,6 +8694,7 @@ export interface operations {
                      * @example {
                      *       "approval_required": false,
                      *       "self_approval": false,
+                     *       "reasons_required": false,
                      *       "tests_required": false,
                      *       "min_coverage": 0,
                      *       "simulation_required": false,
@@ -8718,6 +8718,8 @@ export interface operations {
                         approval_required: boolean;
                         /** @description authors may approve their own versions even if approval is required */
                         self_approval: boolean;
+                        /** @description whatever the audit log keeps a reason for is refused without one, from people and keys alike */
+                        reasons_required: boolean;
                         /** @description a version is submitted and enforced only with at least one test, all of which pass */
                         tests_required: boolean;
                         /** @description the percentage of its statements that the tests of a version must cover before it is submitted or enforced */
@@ -8790,11 +8792,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m8cgs4990k056209m5smpv4e",
+                     *           "id": "stc_01m8hg8srnabkeevmr9j2d9wpp",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
-                     *           "created_at": "2026-11-26T18:09:43.721Z",
+                     *           "proposed_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "created_at": "2026-11-28T16:37:00.821Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -8898,7 +8900,7 @@ export interface operations {
                  *     }
                  */
                 "application/json": {
-                    /** @description why, in one line; it goes into the audit log */
+                    /** @description why; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -8949,7 +8951,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-6ufs0w"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-t8v1u7"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -8987,8 +8989,8 @@ export interface operations {
                     issuer_url: string;
                     client_id: string;
                     client_secret?: string;
-                    /** @description why, in one line; it goes into the audit log */
-                    reason: string;
+                    /** @description why; it goes into the audit log */
+                    reason?: string;
                 };
             };
         };
@@ -9033,9 +9035,8 @@ export interface operations {
     };
     "sso-remove": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -9194,9 +9195,8 @@ export interface operations {
     };
     "sso-removeDomain": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -9276,9 +9276,8 @@ export interface operations {
     };
     "sso-unbind": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -9391,8 +9390,8 @@ export interface operations {
                         /** @description the accepted signature algorithms; default: from the discovery document, or RS256, PS256, ES256, EdDSA */
                         allowed_algs?: ("RS256" | "RS384" | "RS512" | "PS256" | "PS384" | "PS512" | "ES256" | "ES384" | "ES512" | "EdDSA" | "Ed25519")[];
                     }[];
-                    /** @description why, in one line; it goes into the audit log */
-                    reason: string;
+                    /** @description why; it goes into the audit log */
+                    reason?: string;
                 };
             };
         };
@@ -9459,9 +9458,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *           "created_at": "2026-11-26T18:09:41.776Z",
-                     *           "updated_at": "2026-11-26T18:09:43.974Z",
+                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:36:55.039Z",
+                     *           "updated_at": "2026-11-28T16:37:01.603Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -9556,9 +9555,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *       "created_at": "2026-11-26T18:09:47.339Z",
-                     *       "updated_at": "2026-11-26T18:09:47.339Z",
+                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *       "created_at": "2026-11-28T16:37:15.058Z",
+                     *       "updated_at": "2026-11-28T16:37:15.058Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -10099,9 +10098,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *       "created_at": "2026-11-26T18:09:41.776Z",
-                     *       "updated_at": "2026-11-26T18:09:43.974Z",
+                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *       "created_at": "2026-11-28T16:36:55.039Z",
+                     *       "updated_at": "2026-11-28T16:37:01.603Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -10109,28 +10108,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *           "created_at": "2026-11-26T18:09:43.974Z",
+                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:37:01.603Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *           "created_at": "2026-11-26T18:09:41.776Z",
+                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:36:55.039Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *             "decided_at": "2026-11-26T18:09:42.863Z"
+                     *             "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *             "decided_at": "2026-11-28T16:36:56.969Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *               "decided_at": "2026-11-26T18:09:42.863Z"
+                     *               "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *               "decided_at": "2026-11-28T16:36:56.969Z"
                      *             }
                      *           ]
                      *         }
@@ -10232,9 +10231,8 @@ export interface operations {
     };
     "policies-revoke": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -10291,8 +10289,8 @@ export interface operations {
                  */
                 "application/json": {
                     target_version: number;
-                    /** @description why, in one line; it goes into the audit log */
-                    reason: string;
+                    /** @description why; it goes into the audit log */
+                    reason?: string;
                 };
             };
         };
@@ -10314,9 +10312,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *       "created_at": "2026-11-26T18:09:41.776Z",
-                     *       "updated_at": "2026-11-26T18:09:47.492Z",
+                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *       "created_at": "2026-11-28T16:36:55.039Z",
+                     *       "updated_at": "2026-11-28T16:37:15.759Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -10465,7 +10463,7 @@ export interface operations {
                  */
                 "application/json": {
                     version: number;
-                    /** @description why, in one line; it goes into the audit log */
+                    /** @description why; it goes into the audit log */
                     reason: string;
                     /** @description pending comments of yours, which are sent with it; refused unless all are still there */
                     pending?: string[];
@@ -10690,9 +10688,9 @@ export interface operations {
                  *     }
                  */
                 "application/json": {
-                    /** @description the version that you have read */
-                    version: number;
-                    /** @description why, in one line; it goes into the audit log */
+                    /** @description the version that you have read; absent: whatever is newest */
+                    version?: number;
+                    /** @description why; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -10748,20 +10746,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *       "created_at": "2026-11-26T18:09:41.776Z",
+                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *       "created_at": "2026-11-28T16:36:55.039Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *         "decided_at": "2026-11-26T18:09:42.863Z"
+                     *         "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *         "decided_at": "2026-11-28T16:36:56.969Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *           "decided_at": "2026-11-26T18:09:42.863Z"
+                     *           "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "decided_at": "2026-11-28T16:36:56.969Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -11300,7 +11298,7 @@ export interface operations {
                      * @example {
                      *       "questions": [
                      *         {
-                     *           "id": "qst_01m8cgs4ap2w93mrhkzrmhcejp",
+                     *           "id": "qst_01m8hg8t6yywjbb8xmg5pgd0pm",
                      *           "name": "kept",
                      *           "request": {
                      *             "agent_id": "agent-1",
@@ -11308,8 +11306,8 @@ export interface operations {
                      *             "action_type": "tool_call",
                      *             "tool_name": "read"
                      *           },
-                     *           "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
-                     *           "created_at": "2026-11-26T18:09:43.766Z"
+                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "created_at": "2026-11-28T16:37:01.278Z"
                      *         }
                      *       ]
                      *     }
@@ -11482,7 +11480,7 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-26T18:09:43.974Z",
+                     *           "written_at": "2026-11-28T16:37:01.603Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -11535,12 +11533,12 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-26T18:09:43.974Z"
+                     *           "written_at": "2026-11-28T16:37:01.603Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-27T18:09:44.554Z",
+                     *       "since": "2026-10-29T16:37:04.674Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -11729,16 +11727,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-27T18:09:43.699Z",
-                     *         "to": "2026-11-26T18:09:43.699Z"
+                     *         "from": "2026-10-29T16:37:00.630Z",
+                     *         "to": "2026-11-28T16:37:00.630Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-26T18:09:43.699Z",
+                     *       "created_at": "2026-11-28T16:37:00.630Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-26T18:09:43.699Z",
+                     *       "finished_at": "2026-11-28T16:37:00.630Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -11897,16 +11895,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-27T18:09:43.699Z",
-                     *             "to": "2026-11-26T18:09:43.699Z"
+                     *             "from": "2026-10-29T16:37:00.630Z",
+                     *             "to": "2026-11-28T16:37:00.630Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-26T18:09:43.699Z",
+                     *           "created_at": "2026-11-28T16:37:00.630Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-26T18:09:43.699Z",
+                     *           "finished_at": "2026-11-28T16:37:00.630Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -11998,8 +11996,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *             "created_at": "2026-11-26T18:09:43.459Z",
+                     *             "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *             "created_at": "2026-11-28T16:36:59.419Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -12060,8 +12058,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *         "created_at": "2026-11-26T18:09:43.459Z",
+                     *         "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *         "created_at": "2026-11-28T16:36:59.419Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -12076,8 +12074,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *           "created_at": "2026-11-26T18:09:43.459Z",
+                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:36:59.419Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12090,8 +12088,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *           "created_at": "2026-11-26T18:09:43.381Z",
+                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:36:58.955Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12186,9 +12184,8 @@ export interface operations {
     };
     "lists-remove": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -12293,7 +12290,7 @@ export interface operations {
                  */
                 "application/json": {
                     version: number;
-                    /** @description why, in one line; it goes into the audit log */
+                    /** @description why; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -12518,9 +12515,9 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m8cgs28nfcx1cam087efe0z9",
-                     *           "first_seen_at": "2026-11-26T18:09:43.919Z",
-                     *           "last_seen_at": "2026-11-26T18:09:43.919Z",
+                     *           "key_id": "key_01m8hg8kps54d48148g14a4y3t",
+                     *           "first_seen_at": "2026-11-28T16:37:01.415Z",
+                     *           "last_seen_at": "2026-11-28T16:37:01.415Z",
                      *           "stale": false,
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -12590,7 +12587,7 @@ export interface operations {
                      *           "bundle_hash": null,
                      *           "bundle_seq": null,
                      *           "built_at": null,
-                     *           "since": "2026-11-26T18:09:43.914Z",
+                     *           "since": "2026-11-28T16:37:01.398Z",
                      *           "until": null,
                      *           "lag_seconds": null,
                      *           "change": null
@@ -12615,9 +12612,8 @@ export interface operations {
     };
     "proxies-remove": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -12672,18 +12668,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8cgs2bd81w9azz5s72xnv53",
-                     *           "key_hash": "sha256:7de152b01e76ee22ac73d47bc87db0a5c5eafae486646a1af42c47f79fc50408",
+                     *           "id": "agk_01m8hg8kxtrmkakt106bs3f4nk",
+                     *           "key_hash": "sha256:bed0e26f37dbaf0842a6c47b363afe5cd71f6cfc7d3496afcf6a94c38a3d552f",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8cgs25j069mgyxaz3t7hjn3"
+                     *           "owner_id": "usr_01m8hg8kad0009ykj550p4e31v"
                      *         },
                      *         {
-                     *           "id": "agk_01m8cgs43gr76ram5w6jv8dmfz",
-                     *           "key_hash": "sha256:903e1a49fcab8bbc67be82034b5f11039a3e2106866daac0e7fead23300d217d",
+                     *           "id": "agk_01m8hg8rv9syaz83p1paq51hrh",
+                     *           "key_hash": "sha256:f3dcd57e10f549cb36b1bf092f552521701d49370877e7fef9119f8ffcb4791a",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8cgs28t7z0f6ffshd9b2dr7"
+                     *           "owner_id": "usr_01m8hg8kq42677kk6qh1ga73tw"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -12834,8 +12830,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-26T18:09:43.321Z",
-                     *           "last_seen": "2026-11-26T18:09:43.321Z"
+                     *           "first_seen": "2026-11-28T16:36:58.557Z",
+                     *           "last_seen": "2026-11-28T16:36:58.557Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -12932,8 +12928,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-26T18:09:43.321Z",
-                     *       "last_seen": "2026-11-26T18:09:43.321Z",
+                     *       "first_seen": "2026-11-28T16:36:58.557Z",
+                     *       "last_seen": "2026-11-28T16:36:58.557Z",
                      *       "owner_id": null,
                      *       "approved": null,
                      *       "shown": {
@@ -12965,9 +12961,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-26T18:09:43.321Z",
-                     *           "last_seen": "2026-11-26T18:09:43.321Z",
-                     *           "reported_by": "key_01m8cgs28nfcx1cam087efe0z9",
+                     *           "first_seen": "2026-11-28T16:36:58.557Z",
+                     *           "last_seen": "2026-11-28T16:36:58.557Z",
+                     *           "reported_by": "key_01m8hg8kps54d48148g14a4y3t",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -12996,9 +12992,8 @@ export interface operations {
     };
     "tools-remove": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -13179,7 +13174,7 @@ export interface operations {
                 "application/json": {
                     /** @description the hash of a definition */
                     pin: string;
-                    /** @description why, in one line; it goes into the audit log */
+                    /** @description why; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -13288,8 +13283,8 @@ export interface operations {
                      *           "trust": null,
                      *           "check_arguments": false,
                      *           "owner_id": null,
-                     *           "first_seen": "2026-11-26T18:09:43.321Z",
-                     *           "last_seen": "2026-11-26T18:09:43.321Z",
+                     *           "first_seen": "2026-11-28T16:36:58.557Z",
+                     *           "last_seen": "2026-11-28T16:36:58.557Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -13350,8 +13345,8 @@ export interface operations {
                     check_arguments?: boolean;
                     /** @description the person who answers for the server; takes no second person, for nothing is decided by it */
                     owner_id?: string | null;
-                    /** @description why, in one line; it goes into the audit log */
-                    reason: string;
+                    /** @description why; it goes into the audit log */
+                    reason?: string;
                 };
             };
         };
@@ -13414,7 +13409,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-26T18:09:43.909Z",
+                     *           "last_seen": "2026-11-28T16:37:01.380Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -13480,10 +13475,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-26T18:09:43.909Z",
+                     *       "last_seen": "2026-11-28T16:37:01.380Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m8cgs25j069mgyxaz3t7hjn3"
+                     *         "usr_01m8hg8kad0009ykj550p4e31v"
                      *       ]
                      *     }
                      */
@@ -13588,11 +13583,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m8cgs3nj0wt52e0tyeqegqsc",
+                     *           "id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m8cgs2bd81w9azz5s72xnv53",
+                     *           "opened_by": "agk_01m8hg8kxtrmkakt106bs3f4nk",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -13614,8 +13609,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-26T19:09:43.090Z",
-                     *           "created_at": "2026-11-26T18:09:43.090Z",
+                     *           "expires_at": "2026-11-28T17:36:58.011Z",
+                     *           "created_at": "2026-11-28T16:36:58.011Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -13629,10 +13624,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m8cgs25j069mgyxaz3t7hjn3"
+                     *             "usr_01m8hg8kad0009ykj550p4e31v"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:015f3c52aa582d2afe237660b3264912bdd58a6f413edbedb6e15d0514bcf9b5"
+                     *           "shown_hash": "sha256:0070fbc9665f822dcc1313753381cddcdb2e440c2feccb166d2888dd3cabcacb"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -13813,7 +13808,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-26T19:09:43.090Z"
+                     *           "next_expires_at": "2026-11-28T17:36:58.011Z"
                      *         }
                      *       ]
                      *     }
@@ -14001,7 +13996,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-25T18:09:45.310Z",
+                     *       "since": "2026-11-27T16:37:08.133Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -14057,11 +14052,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m8cgs3nj0wt52e0tyeqegqsc",
+                     *       "id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m8cgs2bd81w9azz5s72xnv53",
+                     *       "opened_by": "agk_01m8hg8kxtrmkakt106bs3f4nk",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -14083,8 +14078,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-26T19:09:43.090Z",
-                     *       "created_at": "2026-11-26T18:09:43.090Z",
+                     *       "expires_at": "2026-11-28T17:36:58.011Z",
+                     *       "created_at": "2026-11-28T16:36:58.011Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -14098,10 +14093,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m8cgs25j069mgyxaz3t7hjn3"
+                     *         "usr_01m8hg8kad0009ykj550p4e31v"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:015f3c52aa582d2afe237660b3264912bdd58a6f413edbedb6e15d0514bcf9b5"
+                     *       "shown_hash": "sha256:0070fbc9665f822dcc1313753381cddcdb2e440c2feccb166d2888dd3cabcacb"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -14401,7 +14396,7 @@ export interface operations {
                  *     }
                  */
                 "application/json": {
-                    /** @description why, in one line; it goes into the audit log */
+                    /** @description why; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -14457,15 +14452,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m8cgs4a4njp9gd49g4zx6fnr",
+                     *           "id": "stp_01m8hg8szgk56j1hg4ntnaah37",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
-                     *           "created_at": "2026-11-26T18:09:43.751Z",
+                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "created_at": "2026-11-28T16:37:01.076Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -14593,15 +14588,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m8cgs4a4njp9gd49g4zx6fnr",
+                     *       "id": "stp_01m8hg8szgk56j1hg4ntnaah37",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
-                     *       "created_at": "2026-11-26T18:09:43.751Z",
+                     *       "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *       "created_at": "2026-11-28T16:37:01.076Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -14612,7 +14607,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-26T18:09:43.919Z"
+                     *             "last_seen_at": "2026-11-28T16:37:01.415Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -14708,7 +14703,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8cgs47aaj17tda8emrpy4r9",
+                     *           "id": "sub_01m8hg8sere65vgwfs26dk528t",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -14719,12 +14714,12 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-26T18:09:43.658Z",
-                     *           "updated_at": "2026-11-26T18:09:43.658Z"
+                     *           "created_at": "2026-11-28T16:37:00.504Z",
+                     *           "updated_at": "2026-11-28T16:37:00.504Z"
                      *         }
                      *       ],
                      *       "total": 1,
-                     *       "limit": 50,
+                     *       "limit": 1000,
                      *       "offset": 0
                      *     }
                      */
@@ -14839,7 +14834,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m8cgs47aaj17tda8emrpy4r9",
+                     *       "id": "sub_01m8hg8sere65vgwfs26dk528t",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -14850,8 +14845,8 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-26T18:09:43.658Z",
-                     *       "updated_at": "2026-11-26T18:09:43.658Z"
+                     *       "created_at": "2026-11-28T16:37:00.504Z",
+                     *       "updated_at": "2026-11-28T16:37:00.504Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -14898,7 +14893,7 @@ export interface operations {
                     destination_config?: {
                         app_url?: string;
                     };
-                    /** @description why, in one line: required to pause it, and with another url or other event_types */
+                    /** @description why; it goes into the audit log */
                     reason?: string;
                 };
             };
@@ -14929,9 +14924,8 @@ export interface operations {
     };
     "subscriptions-remove": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -14996,7 +14990,7 @@ export interface operations {
                     destination_config?: {
                         app_url?: string;
                     };
-                    /** @description why, in one line: required to pause it, and with another url or other event_types */
+                    /** @description why; it goes into the audit log */
                     reason?: string;
                 };
             };
@@ -15118,12 +15112,12 @@ export interface operations {
                      *         "x-svc-event": "escrow.created",
                      *         "x-svc-delivery": "dlv_example",
                      *         "x-svc-test": "true",
-                     *         "x-svc-signature": "t=1795716585,v1=408374c07e70d24090470c5f29a83e71466587cfe6bbbec4bf1a98c6e4d74a44",
+                     *         "x-svc-signature": "t=1795883828,v1=da8ce5aafd21446f7d5635d30bcdf6ec247ed4405683576f42f3bbe27d9b053c",
                      *         "webhook-id": "oev_example",
-                     *         "webhook-timestamp": "1795716585",
-                     *         "webhook-signature": "v1,rZsW5rnFbnH4+UxzjB0mp2oocEnRSp+GSTkfvU1VOu8="
+                     *         "webhook-timestamp": "1795883828",
+                     *         "webhook-signature": "v1,IwolUAvoYbWKk+hKy8kZgDbmxTDy16IU6QVGLskpiYI="
                      *       },
-                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-6ufs0w\",\"test\":true,\"created_at\":\"2026-11-26T18:09:45.545Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-26T19:09:45.545Z\",\"notify_targets\":[]}",
+                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-t8v1u7\",\"test\":true,\"created_at\":\"2026-11-28T16:37:08.973Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T17:37:08.973Z\",\"notify_targets\":[]}",
                      *       "secret": "whsec_YW4gZXhhbXBsZSB0aGF0IGV2ZXJ5Ym9keSBrbm93cw=="
                      *     }
                      */
@@ -15227,8 +15221,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-25T18:09:45.572Z",
-                     *       "until": "2026-11-26T18:09:45.572Z",
+                     *       "since": "2026-11-27T16:37:09.163Z",
+                     *       "until": "2026-11-28T16:37:09.163Z",
                      *       "bucket_seconds": 3600,
                      *       "complete_since": null,
                      *       "delivered": 0,
@@ -15239,7 +15233,7 @@ export interface operations {
                      *       "p95_ms": null,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-25T18:00:00.000Z",
+                     *           "at": "2026-11-27T16:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15248,7 +15242,7 @@ export interface operations {
                      *           "p95_ms": null
                      *         },
                      *         {
-                     *           "at": "2026-11-25T19:00:00.000Z",
+                     *           "at": "2026-11-27T17:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15303,8 +15297,8 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_3rpy4r9",
-                     *           "subscription_id": "sub_01m8cgs47aaj17tda8emrpy4r9",
+                     *           "id": "dlv_3dk528t",
+                     *           "subscription_id": "sub_01m8hg8sere65vgwfs26dk528t",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "test": false,
@@ -15314,7 +15308,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-26T18:09:43.897Z",
+                     *           "created_at": "2026-11-28T16:37:01.363Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -15364,8 +15358,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_3rpy4r9",
-                     *       "subscription_id": "sub_01m8cgs47aaj17tda8emrpy4r9",
+                     *       "id": "dlv_3dk528t",
+                     *       "subscription_id": "sub_01m8hg8sere65vgwfs26dk528t",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "test": false,
@@ -15375,7 +15369,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-26T18:09:43.897Z",
+                     *       "created_at": "2026-11-28T16:37:01.363Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -15491,7 +15485,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8cgs47aaj17tda8emrpy4r9",
+                     *           "id": "sub_01m8hg8sere65vgwfs26dk528t",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -15752,13 +15746,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8cgs826gycm5adgfgg86t0p",
+                     *       "event_id": "evt_01m8hg99a7rdnx17gf3fs8zgzj",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:3f3eaad254306ff63e5c2be456179d5b407ac452763a732cd7f50a22d1d75241",
+                     *       "bundle_hash": "sha256:67bbe7313efa56c092b0d9ed4bc862bb54f940ac750adfd2e2fbb350d8036478",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 36520
+                     *       "evaluation_us": 371555
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -15897,13 +15891,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8cgs84dsy04dr9gaghrmsvg",
+                     *       "event_id": "evt_01m8hg9a3j43brymp4th7vp907",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:3f3eaad254306ff63e5c2be456179d5b407ac452763a732cd7f50a22d1d75241",
+                     *       "bundle_hash": "sha256:67bbe7313efa56c092b0d9ed4bc862bb54f940ac750adfd2e2fbb350d8036478",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 489
+                     *       "evaluation_us": 1244
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16041,11 +16035,11 @@ export interface operations {
                     /**
                      * @example {
                      *       "session_id": "session-1",
-                     *       "first_at": "2026-11-26T18:09:43.909Z",
-                     *       "last_at": "2026-11-26T18:09:43.909Z",
+                     *       "first_at": "2026-11-28T16:37:01.380Z",
+                     *       "last_at": "2026-11-28T16:37:01.380Z",
                      *       "entries": [
                      *         {
-                     *           "id": "event-18672-4",
+                     *           "id": "event-18705-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16058,11 +16052,11 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-26T18:09:43.909Z",
+                     *           "created_at": "2026-11-28T16:37:01.380Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         },
                      *         {
-                     *           "id": "event-18672-5",
+                     *           "id": "event-18705-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16075,7 +16069,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-26T18:09:43.909Z",
+                     *           "created_at": "2026-11-28T16:37:01.380Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         }
                      *       ],
@@ -16150,7 +16144,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-18672-5",
+                     *           "id": "event-18705-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16163,10 +16157,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-26T18:09:43.909Z"
+                     *           "created_at": "2026-11-28T16:37:01.380Z"
                      *         },
                      *         {
-                     *           "id": "event-18672-4",
+                     *           "id": "event-18705-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16179,7 +16173,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-26T18:09:43.909Z"
+                     *           "created_at": "2026-11-28T16:37:01.380Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -16228,12 +16222,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-25T18:09:45.858Z",
-                     *       "until": "2026-11-26T18:09:45.858Z",
+                     *       "since": "2026-11-27T16:37:10.451Z",
+                     *       "until": "2026-11-28T16:37:10.451Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-25T18:09:45.858Z",
+                     *           "at": "2026-11-27T16:37:10.451Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16241,7 +16235,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-25T19:09:45.858Z",
+                     *           "at": "2026-11-27T17:37:10.451Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16252,7 +16246,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-26T18:09:43.909Z"
+                     *         "at": "2026-11-28T16:37:01.380Z"
                      *       }
                      *     }
                      */
@@ -16314,8 +16308,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-26T18:09:43.269Z",
-                     *       "until": "2026-11-26T18:09:45.890Z",
+                     *       "since": "2026-11-28T16:36:58.420Z",
+                     *       "until": "2026-11-28T16:37:10.530Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -16326,15 +16320,15 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-26T18:09:43.000Z",
-                     *           "allow": 1,
+                     *           "at": "2026-11-28T16:36:58.000Z",
+                     *           "allow": 0,
                      *           "allow_with_masking": 0,
-                     *           "deny": 1,
+                     *           "deny": 0,
                      *           "escrow": 1,
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-26T18:09:44.000Z",
+                     *           "at": "2026-11-28T16:36:59.000Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16474,8 +16468,8 @@ export interface operations {
                      *             "escrow": 0,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-26T18:09:43.909Z",
-                     *           "last_at": "2026-11-26T18:09:43.909Z"
+                     *           "first_at": "2026-11-28T16:37:01.380Z",
+                     *           "last_at": "2026-11-28T16:37:01.380Z"
                      *         },
                      *         {
                      *           "value": "pay",
@@ -16487,8 +16481,8 @@ export interface operations {
                      *             "escrow": 1,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-26T18:09:43.269Z",
-                     *           "last_at": "2026-11-26T18:09:43.269Z"
+                     *           "first_at": "2026-11-28T16:36:58.420Z",
+                     *           "last_at": "2026-11-28T16:36:58.420Z"
                      *         }
                      *       ],
                      *       "others": {
@@ -16531,7 +16525,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m8cgs3g1sqssg7hbgwwkzk3d",
+                     *       "id": "evt_01m8hg8p7wvsn9kd4evy69051v",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -16543,32 +16537,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 312608,
-                     *       "created_at": "2026-11-26T18:09:43.269Z",
+                     *       "evaluation_us": 1100778,
+                     *       "created_at": "2026-11-28T16:36:58.420Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m8cgs3nj0wt52e0tyeqegqsc",
-                     *       "key_id": "agk_01m8cgs2bd81w9azz5s72xnv53",
+                     *       "escrow_id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
+                     *       "key_id": "agk_01m8hg8kxtrmkakt106bs3f4nk",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-26T18:09:42.913Z",
+                     *       "timestamp": "2026-11-28T16:36:57.212Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:0231fa76a4a989f88b672d86f6dff89b722565e8385404b2f0b66466a30441ed",
-                     *       "input_hash": "sha256:4dac5418442666b17d9fec5b7474d106bd7418bbdb39df418428fe00bf8a6bfb",
-                     *       "action_ref": "sha256:c48abc7222df4b94ec582d9b5a4a97232aa6f94d2d9627d8d15cebba8564e836",
-                     *       "trace_id": "c3ef252637cbe91651860affbab0a071",
-                     *       "span_id": "f8f14166dc6a0586",
+                     *       "ask_commit": "sha256:a33c6ce24b8df3714a0b8a9070c3a23b2962a197cad6c4d379b3fbc2c9584fa0",
+                     *       "input_hash": "sha256:b847df235e15aa3d98e052492edd681b0385f69b7a445f9def9a54f40defc7ea",
+                     *       "action_ref": "sha256:fcc1a2f266fd022131f0e3412731abab0d0cb6600a92319e14a440e187601f35",
+                     *       "trace_id": "6aabb3568b1d340a5c3e6025f8f0ccfe",
+                     *       "span_id": "eedef9c870ba2856",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:871e05821baf4116bd24997edbe3501e2fc7ffcfee6926703d78b2c8cacb309c"
+                     *         "bundle_hash": "sha256:bc72ce1ec868b72b7b40436d12089ed47df17e3dcca64d34930a52d470b1aac2"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "58d51f2d10727444225d7c5884d6b598ae96ec8a1fc6f0fe22e5fac11c268729",
-                     *         "hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb",
+                     *         "prev_hash": "922f0200fc5921fc4134e1ce70c89cd14c293f7b0f5eb3961cebe840a737e137",
+                     *         "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -16609,7 +16603,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8cgs3g1sqssg7hbgwwkzk3d",
+                     *       "event_id": "evt_01m8hg8p7wvsn9kd4evy69051v",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -16664,13 +16658,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8cgs3g1sqssg7hbgwwkzk3d",
+                     *       "event_id": "evt_01m8hg8p7wvsn9kd4evy69051v",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-26T18:09:42.913Z",
-                     *         "owner": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *         "now": "2026-11-28T16:36:57.212Z",
+                     *         "owner": "usr_01m8hg8kad0009ykj550p4e31v",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -16679,8 +16673,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-26T18:09:42.913Z",
-                     *         "owner": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *         "now": "2026-11-28T16:36:57.212Z",
+                     *         "owner": "usr_01m8hg8kad0009ykj550p4e31v",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -16922,10 +16916,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb",
-                     *       "kid": "gi0Z4eaJWDZ1nQEzwf7hL0_FRw-42FSN4rLgxw3xbSw",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-6ufs0w/forensics\n2\ndc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb\n\n— control.test /cnrRDSR+BPy0KjXySG8nxpJ/8BRDhsfMLHRWOYEsjIf7KVG065mA8LRzSk2yGWzmXrepsfXrjikkZ+SHe8rhBxiyAk=\n",
-                     *       "created_at": "2026-11-26T18:09:43.581Z"
+                     *       "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
+                     *       "kid": "jhuqrRH5rSqyaWcZ-gLchDusVdd5FCtSWhrpVY-c8NY",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-t8v1u7/forensics\n2\nbed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01\n\n— control.test mWQQ20NFzX36ioDEh4Xtio9yBKiLdlc0iwnW545dggYUoZmImdmCDeH+fxrNeBAVKrxqfo576NOGFDPhU8W9/M1qNAA=\n",
+                     *       "created_at": "2026-11-28T16:36:59.974Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -16968,10 +16962,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb",
-                     *           "kid": "gi0Z4eaJWDZ1nQEzwf7hL0_FRw-42FSN4rLgxw3xbSw",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-6ufs0w/forensics\n2\ndc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb\n\n— control.test /cnrRDSR+BPy0KjXySG8nxpJ/8BRDhsfMLHRWOYEsjIf7KVG065mA8LRzSk2yGWzmXrepsfXrjikkZ+SHe8rhBxiyAk=\n",
-                     *           "created_at": "2026-11-26T18:09:43.581Z"
+                     *           "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
+                     *           "kid": "jhuqrRH5rSqyaWcZ-gLchDusVdd5FCtSWhrpVY-c8NY",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-t8v1u7/forensics\n2\nbed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01\n\n— control.test mWQQ20NFzX36ioDEh4Xtio9yBKiLdlc0iwnW545dggYUoZmImdmCDeH+fxrNeBAVKrxqfo576NOGFDPhU8W9/M1qNAA=\n",
+                     *           "created_at": "2026-11-28T16:36:59.974Z"
                      *         }
                      *       ]
                      *     }
@@ -17063,18 +17057,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-26T18:09:43.269Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:4a0e021d949446b809b0f860ab3371435f3e40e4a8f2a98b9a7408637605d10b\",\"received_at\":\"2026-11-26T18:09:43.269Z\",\"seq\":1,\"tenant_id\":\"t1-6ufs0w\",\"v\":1}",
-                     *           "hash": "58d51f2d10727444225d7c5884d6b598ae96ec8a1fc6f0fe22e5fac11c268729",
-                     *           "computed_hash": "58d51f2d10727444225d7c5884d6b598ae96ec8a1fc6f0fe22e5fac11c268729"
+                     *           "received_at": "2026-11-28T16:36:58.420Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5\",\"received_at\":\"2026-11-28T16:36:58.420Z\",\"seq\":1,\"tenant_id\":\"t1-t8v1u7\",\"v\":1}",
+                     *           "hash": "922f0200fc5921fc4134e1ce70c89cd14c293f7b0f5eb3961cebe840a737e137",
+                     *           "computed_hash": "922f0200fc5921fc4134e1ce70c89cd14c293f7b0f5eb3961cebe840a737e137"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m8cgs3g1sqssg7hbgwwkzk3d",
-                     *           "received_at": "2026-11-26T18:09:43.269Z",
-                     *           "line": "{\"action_ref\":\"sha256:c48abc7222df4b94ec582d9b5a4a97232aa6f94d2d9627d8d15cebba8564e836\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:0231fa76a4a989f88b672d86f6dff89b722565e8385404b2f0b66466a30441ed\",\"bundle_hash\":\"sha256:871e05821baf4116bd24997edbe3501e2fc7ffcfee6926703d78b2c8cacb309c\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8cgs3nj0wt52e0tyeqegqsc\",\"evaluation_us\":312608,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8cgs3g1sqssg7hbgwwkzk3d\",\"input_hash\":\"sha256:4dac5418442666b17d9fec5b7474d106bd7418bbdb39df418428fe00bf8a6bfb\",\"key_id\":\"agk_01m8cgs2bd81w9azz5s72xnv53\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-26T18:09:43.269Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"f8f14166dc6a0586\",\"tenant_id\":\"t1-6ufs0w\",\"timestamp\":\"2026-11-26T18:09:42.913Z\",\"tool_name\":\"pay\",\"trace_id\":\"c3ef252637cbe91651860affbab0a071\",\"v\":1}",
-                     *           "hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb",
-                     *           "computed_hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb"
+                     *           "id": "evt_01m8hg8p7wvsn9kd4evy69051v",
+                     *           "received_at": "2026-11-28T16:36:58.420Z",
+                     *           "line": "{\"action_ref\":\"sha256:fcc1a2f266fd022131f0e3412731abab0d0cb6600a92319e14a440e187601f35\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:a33c6ce24b8df3714a0b8a9070c3a23b2962a197cad6c4d379b3fbc2c9584fa0\",\"bundle_hash\":\"sha256:bc72ce1ec868b72b7b40436d12089ed47df17e3dcca64d34930a52d470b1aac2\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8hg8q0v1kxrqth69vpnzdyz\",\"evaluation_us\":1100778,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8hg8p7wvsn9kd4evy69051v\",\"input_hash\":\"sha256:b847df235e15aa3d98e052492edd681b0385f69b7a445f9def9a54f40defc7ea\",\"key_id\":\"agk_01m8hg8kxtrmkakt106bs3f4nk\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T16:36:58.420Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"eedef9c870ba2856\",\"tenant_id\":\"t1-t8v1u7\",\"timestamp\":\"2026-11-28T16:36:57.212Z\",\"tool_name\":\"pay\",\"trace_id\":\"6aabb3568b1d340a5c3e6025f8f0ccfe\",\"v\":1}",
+                     *           "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
+                     *           "computed_hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01"
                      *         }
                      *       ]
                      *     }
@@ -17284,12 +17278,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m8cgs6mbng1a0jx112dz1r06",
+                     *           "id": "aud_01m8hg93fs7dc2s8s8a0y2sgf8",
                      *           "seq": 27,
-                     *           "created_at": "2026-11-26T18:09:46.123Z",
+                     *           "created_at": "2026-11-28T16:37:10.777Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *             "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -17297,21 +17291,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m8cgs3g1sqssg7hbgwwkzk3d"
+                     *             "id": "evt_01m8hg8p7wvsn9kd4evy69051v"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m8cgs6m3jhcbg1th68syc0dz",
-                     *           "prev_hash": "f20a7befcb2adc9eef979bcad23be04713c10307e91eab0d54911cc16cfd9983",
-                     *           "hash": "717880c4f0a5e8d403dc6c5ca143e5effb36b95283ba7017493890c452855b93"
+                     *           "request_id": "req_01m8hg93fcd2512637218hjqm2",
+                     *           "prev_hash": "6bc0a6cf7fc6e571623287060780fad2a4e180dfdb42fd3fdc0f13a8a3aa2500",
+                     *           "hash": "dd976285c0abedbadb6874f4caba6f686b8197c851c1ce55c1707441f03be37d"
                      *         },
                      *         {
-                     *           "id": "aud_01m8cgs4hgkcrwczfvcf8ehanv",
+                     *           "id": "aud_01m8hg8tkwtd1v4zxdvp243t1n",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-26T18:09:43.984Z",
+                     *           "created_at": "2026-11-28T16:37:01.692Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m8cgs28nfcx1cam087efe0z9",
+                     *             "id": "key_01m8hg8kps54d48148g14a4y3t",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -17324,9 +17318,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m8cgs4g7rhh6zxqg3d6f3zw1",
-                     *           "prev_hash": "4ccb4b45555404b889d07ea2b1dacdfce87f74edc9b41dc74554445a0ae5260a",
-                     *           "hash": "f20a7befcb2adc9eef979bcad23be04713c10307e91eab0d54911cc16cfd9983"
+                     *           "request_id": "req_01m8hg8tc69jad98p1bv19j0d0",
+                     *           "prev_hash": "ff76d07ccad9a7060a1cc1e86d940e337955930df08b0e9db8ce872954ba2d3d",
+                     *           "hash": "6bc0a6cf7fc6e571623287060780fad2a4e180dfdb42fd3fdc0f13a8a3aa2500"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -17371,12 +17365,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m8cgs4dss7a4ber07cq20dm3",
+                     *       "id": "aud_01m8hg8t7ezhmch90kxpz283p0",
                      *       "seq": 25,
-                     *       "created_at": "2026-11-26T18:09:43.865Z",
+                     *       "created_at": "2026-11-28T16:37:01.294Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *         "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -17384,13 +17378,13 @@ export interface operations {
                      *       "code": "QST001I",
                      *       "target": {
                      *         "type": "question",
-                     *         "id": "qst_01m8cgs4ap2w93mrhkzrmhcejp"
+                     *         "id": "qst_01m8hg8t6yywjbb8xmg5pgd0pm"
                      *       },
                      *       "severity": "info",
                      *       "detail": "kept",
-                     *       "request_id": "req_01m8cgs4akqdesjkrbxwmhdgex",
-                     *       "prev_hash": "532c60fbeb9a855edadfc878e42215aaf9168de0210ac877c1253f7f88cbe9d9",
-                     *       "hash": "4ccb4b45555404b889d07ea2b1dacdfce87f74edc9b41dc74554445a0ae5260a"
+                     *       "request_id": "req_01m8hg8t6te7fa0nsn0er5h1hq",
+                     *       "prev_hash": "1e1f1b97a2ecda8171bae48cf6d6daa69f558399eb3f84f714fb723ee2a377f7",
+                     *       "hash": "ff76d07ccad9a7060a1cc1e86d940e337955930df08b0e9db8ce872954ba2d3d"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -17491,20 +17485,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8cgs87esxf2j1ckbva66rq2",
+                     *       "package_id": "pkg_01m8hg9ambw4jdyxgz2zf677st",
                      *       "purpose": "x",
-                     *       "from": "2026-10-26T18:09:47.758Z",
-                     *       "to": "2026-11-26T18:09:47.758Z",
+                     *       "from": "2026-10-28T16:37:18.091Z",
+                     *       "to": "2026-11-28T16:37:18.091Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:ffcefb3820e3950e97913ffda49fad5fcc0a581c8bc6bc739a78d43880e80d61",
-                     *       "public_key_fingerprint": "sha256:4a0e021d949446b809b0f860ab3371435f3e40e4a8f2a98b9a7408637605d10b",
+                     *       "package_hash": "sha256:6806b1c4ca9adfeb0c2d0ea3815e7bcf31b3c84bea20a47a351f471d1038a407",
+                     *       "public_key_fingerprint": "sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5",
                      *       "size": 35328,
-                     *       "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
-                     *       "created_at": "2026-11-26T18:09:47.758Z"
+                     *       "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *       "created_at": "2026-11-28T16:37:18.091Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -17604,24 +17598,24 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m8cgs44780jp7kv7hzxzkqed",
+                     *           "package_id": "pkg_01m8hg8rwnyzx2y7qk8sr3q3ne",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-26T18:09:43.559Z",
-                     *           "to": "2026-11-26T18:09:43.559Z",
+                     *           "from": "2026-10-28T16:36:59.925Z",
+                     *           "to": "2026-11-28T16:36:59.925Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:deb1f58524e3d8384377612f42f39f67eb75d9ffcdcaca24a710dfbeae375d60",
-                     *           "public_key_fingerprint": "sha256:4a0e021d949446b809b0f860ab3371435f3e40e4a8f2a98b9a7408637605d10b",
+                     *           "package_hash": "sha256:66e92ce5ae128cb83f6eddd297b3866cc4a8d7a665edb56dead44c58a39304f3",
+                     *           "public_key_fingerprint": "sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5",
                      *           "size": 27648,
-                     *           "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
-                     *           "created_at": "2026-11-26T18:09:43.559Z"
+                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "created_at": "2026-11-28T16:36:59.925Z"
                      *         }
                      *       ],
                      *       "total": 1,
-                     *       "limit": 50,
+                     *       "limit": 1000,
                      *       "offset": 0
                      *     }
                      */
@@ -17663,30 +17657,30 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8cgs44780jp7kv7hzxzkqed",
+                     *       "package_id": "pkg_01m8hg8rwnyzx2y7qk8sr3q3ne",
                      *       "purpose": "audit",
-                     *       "from": "2026-10-26T18:09:43.559Z",
-                     *       "to": "2026-11-26T18:09:43.559Z",
+                     *       "from": "2026-10-28T16:36:59.925Z",
+                     *       "to": "2026-11-28T16:36:59.925Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:deb1f58524e3d8384377612f42f39f67eb75d9ffcdcaca24a710dfbeae375d60",
-                     *       "public_key_fingerprint": "sha256:4a0e021d949446b809b0f860ab3371435f3e40e4a8f2a98b9a7408637605d10b",
+                     *       "package_hash": "sha256:66e92ce5ae128cb83f6eddd297b3866cc4a8d7a665edb56dead44c58a39304f3",
+                     *       "public_key_fingerprint": "sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5",
                      *       "size": 27648,
-                     *       "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
-                     *       "created_at": "2026-11-26T18:09:43.559Z",
+                     *       "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *       "created_at": "2026-11-28T16:36:59.925Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
                      *           "size": 607,
-                     *           "sha256": "3697e99fa5dc53c5d1ca71dd61d3b0e45bacb9dea1e4988600511574f491f91d"
+                     *           "sha256": "268e41e7000d8ddafdb081e17cefece2f1d83ecb2791a2b1f0ad013774905d0e"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
                      *           "size": 607,
-                     *           "sha256": "e162f0b8ac96b8a2071d3d67f31238407506d51bf41f36847df13e084c804327"
+                     *           "sha256": "c7ccb0a2eb82c26c999b93625fef076517d4e9d65f7dd9cff5c9b48656a26b4a"
                      *         }
                      *       ]
                      *     }
@@ -18098,7 +18092,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m8cgs3nj0wt52e0tyeqegqsc",
+                     *       "id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -18175,7 +18169,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_3rpy4r9",
+                     *       "id": "dlv_3dk528t",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -18761,8 +18755,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "qQhvvJ6bO--1hUoyIaosWr9hzgKzV3Yz5juyPGQGiRg",
-                     *           "kid": "gi0Z4eaJWDZ1nQEzwf7hL0_FRw-42FSN4rLgxw3xbSw",
+                     *           "x": "tRxBE-HMOTSGAV5Jv2L0H0CFn38tOJu2b9RaCnTbxDw",
+                     *           "kid": "jhuqrRH5rSqyaWcZ-gLchDusVdd5FCtSWhrpVY-c8NY",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -18966,12 +18960,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "8daa9430674bbd5e1b944fc3d0e4912d61e156a401350b825caee5dbcfe8f421"
+                     *         "hash": "b9ace548bf1423331936d9d55766d772b77155a4c5f69a0d9d6efca4569b8b35"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb",
-                     *         "created_at": "2026-11-26T18:09:43.581Z"
+                     *         "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
+                     *         "created_at": "2026-11-28T16:36:59.974Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -19013,12 +19007,12 @@ export interface operations {
                      *       "records_checked": 28,
                      *       "head": {
                      *         "seq": 28,
-                     *         "hash": "2911ff67cf211806450c72d96d5b0de783d6be74956b6ba1090ff977198a7f7c"
+                     *         "hash": "9d76c5a6cf4a209a2f855fd6dea97d45ea3f6fe8ade6015b46ba461e3feb9442"
                      *       },
                      *       "last_checkpoint": {
-                     *         "seq": 27,
-                     *         "hash": "9f4e2dd4a628b12de8aa10f5cf6f4919786b9c898e451083269e000de5125832",
-                     *         "created_at": "2026-11-27T05:46:02.881Z"
+                     *         "seq": 26,
+                     *         "hash": "6bc0a6cf7fc6e571623287060780fad2a4e180dfdb42fd3fdc0f13a8a3aa2500",
+                     *         "created_at": "2026-11-28T16:37:04.722Z"
                      *       },
                      *       "accepted_losses": []
                      *     }

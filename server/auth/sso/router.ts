@@ -1,7 +1,8 @@
 import { z } from 'zod';
 import { type Doer, doerOf } from '../../domain/audit.ts';
-import { reason, text } from '../../rpc/fields.ts';
+import { askedReason, text } from '../../rpc/fields.ts';
 import { route, trpc } from '../../rpc/procedure.ts';
+import { reasonFor } from '../../rpc/reason.ts';
 import type { Connections, SsoChange } from './connections.ts';
 import type { Domains } from './domains.ts';
 import { TokenIssuer, type TokenIssuers, TokenIssuersInput } from './token-issuers.ts';
@@ -78,13 +79,14 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
           issuer_url: text(500),
           client_id: text(500),
           client_secret: text(2000).optional(),
-          reason,
+          reason: askedReason,
         }),
       )
       .output(Connection.extend({ waiting }))
       .mutation(async ({ ctx, input: { client_secret: secret, reason, ...sso_provider } }) => {
+        const why = await reasonFor(ctx, reason);
         await connections.assertIssuer(ctx.tenantId, sso_provider.issuer_url, doerOf(ctx));
-        const waiting = await change(ctx.tenantId, { patch: { sso_provider }, secret, reason }, doerOf(ctx));
+        const waiting = await change(ctx.tenantId, { patch: { sso_provider }, secret, reason: why }, doerOf(ctx));
         return { ...(await connections.view(ctx.tenantId)), waiting };
       }),
 
@@ -94,10 +96,14 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       tag,
       problems: ['NOT_FOUND', 'CONFLICT'],
     })
-      .input(z.strictObject({ reason }))
+      .input(z.strictObject({ reason: askedReason }))
       .output(z.object({ waiting }))
       .mutation(async ({ ctx, input }) => ({
-        waiting: await change(ctx.tenantId, { patch: { sso_provider: null }, reason: input.reason }, doerOf(ctx)),
+        waiting: await change(
+          ctx.tenantId,
+          { patch: { sso_provider: null }, reason: await reasonFor(ctx, input.reason) },
+          doerOf(ctx),
+        ),
       })),
 
     domains: route('GET /v1/settings/sso/domains', admin, { summary: 'List email domains, oldest first', tag })
@@ -132,13 +138,14 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       status: 204,
       problems: ['NOT_FOUND', 'CONFLICT'],
     })
-      .input(z.strictObject({ domain, reason }))
+      .input(z.strictObject({ domain, reason: askedReason }))
       .output(z.void())
-      .mutation(({ ctx, input }) =>
-        domains.remove(ctx.tenantId, input.domain, { ...doerOf(ctx), reason: input.reason }, (em, domain) =>
+      .mutation(async ({ ctx, input }) => {
+        const by = { ...doerOf(ctx), reason: await reasonFor(ctx, input.reason) };
+        return domains.remove(ctx.tenantId, input.domain, by, (em, domain) =>
           connections.assertAdminStays(em, ctx.tenantId, (admin) => admin.domain === domain),
-        ),
-      ),
+        );
+      }),
 
     identities: route('GET /v1/settings/sso/identities', admin, {
       summary: 'List which identity provider account belongs to which member',
@@ -167,10 +174,14 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       tag,
       problems: ['NOT_FOUND', 'CONFLICT'],
     })
-      .input(z.strictObject({ user_id: text(100), reason }))
+      .input(z.strictObject({ user_id: text(100), reason: askedReason }))
       .output(z.object({ waiting }))
       .mutation(async ({ ctx, input: { user_id, reason } }) => ({
-        waiting: await change(ctx.tenantId, { patch: { sso_identity: user_id }, reason }, doerOf(ctx)),
+        waiting: await change(
+          ctx.tenantId,
+          { patch: { sso_identity: user_id }, reason: await reasonFor(ctx, reason) },
+          doerOf(ctx),
+        ),
       })),
   });
 }
@@ -190,10 +201,10 @@ export function tokenIssuersRouter(tokenIssuers: TokenIssuers) {
       summary: 'Replace the list of token issuers; their keys are fetched immediately',
       tag,
     })
-      .input(TokenIssuersInput.extend({ reason }))
+      .input(TokenIssuersInput.extend({ reason: askedReason }))
       .output(z.object({ token_issuers: z.array(TokenIssuer) }))
       .mutation(async ({ ctx, input: { reason, ...issuers } }) => ({
-        token_issuers: await tokenIssuers.replace(ctx.tenantId, issuers, reason, doerOf(ctx)),
+        token_issuers: await tokenIssuers.replace(ctx.tenantId, issuers, await reasonFor(ctx, reason), doerOf(ctx)),
       })),
   });
 }

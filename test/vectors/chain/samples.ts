@@ -111,7 +111,7 @@ const anyValue: Record<ReturnType<typeof fieldOf>['type'], fc.Arbitrary<unknown>
     .map((date) => date.toISOString()),
   count: fc.nat(),
   sequence: fc.nat(),
-  fraction: fc.double({ min: 0, max: 1, noNaN: true }),
+  number: fc.double({ noNaN: true, noDefaultInfinity: true }),
   texts: fc.array(text, { maxLength: 3 }),
   flag: fc.constant(true),
   facts: anyFacts,

@@ -35,7 +35,7 @@ export function PolicyActions({ policy }: { policy: PolicyDetail }) {
           Revoke
         </Button>
       ) : null}
-      {may('break_glass') && settings.data?.approval_required ? (
+      {may('break_glass') && policy.status !== 'deployed' && settings.data?.approval_required ? (
         <Button variant="default" onClick={() => setOpen('break_glass')}>
           Break glass
         </Button>

@@ -20,6 +20,10 @@ const EFFECTS: { readonly [K in keyof Settings]?: Effect<Settings[K]> } = {
     on
       ? 'Anyone who wrote a version can approve it. No second person reads it before it is enforced.'
       : 'Another person than its author must approve a version.',
+  reasons_required: (on) =>
+    on
+      ? 'Nobody revokes, removes, rolls back or pauses anything without saying why, by the API and with keys either.'
+      : 'Whoever calls the API may leave out why they revoke, remove, roll back or pause something.',
   tests_required: (on) =>
     on
       ? 'A version without tests that pass can no longer be submitted or enforced.'

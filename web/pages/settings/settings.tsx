@@ -123,6 +123,11 @@ function Approval({ settings, locked, save }: Part) {
       needs: settings.approval_required,
     },
     {
+      name: 'reasons_required',
+      label: 'Changes that the audit log keeps a reason for need one',
+      about: 'From everybody: the dashboard always asks, the API otherwise takes these changes without a reason.',
+    },
+    {
       name: 'tests_required',
       label: 'A version needs tests that pass',
       about: 'It is submitted and enforced only with at least one test. Break glass skips this check.',

@@ -15,6 +15,7 @@ type Change = Answers['settings']['changes']['changes'][number];
 const NAMES: Record<string, string> = {
   approval_required: 'Policies need approval by another person',
   self_approval: 'Authors approve their own versions',
+  reasons_required: 'Changes need a reason',
   tests_required: 'Policies need tests',
   min_coverage: 'Percentage of statements that tests cover',
   simulation_required: 'Policies need a simulation',

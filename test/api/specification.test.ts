@@ -1,0 +1,275 @@
+import { existsSync, readFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+import { beforeAll, expect, test } from 'vitest';
+import { OPERATOR } from '../../server/domain/audit.ts';
+import { useDns } from '../helpers/dns.ts';
+import { HostileProvider } from '../helpers/hostile-provider.ts';
+import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
+
+/*
+ * A client that knows the service's specification and nothing else: each request has exactly the members that the specification
+ * lists for it. Where the specification leaves a method open, it is the one of the OpenAPI document.
+ */
+
+const dns = useDns();
+const server = useServer(dns.settings({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }));
+
+const TEXT = '@id("a") permit(principal in AgentRole::"clerk", action, resource == Tool::"read");';
+const OTHER = '@id("b") permit(principal in AgentRole::"clerk", action, resource == Tool::"write");';
+const EVENT = {
+  event_type: 'decision.allow',
+  timestamp: '2026-01-31T12:00:00.000Z',
+  proxy_id: 'proxy-1',
+  agent_role: 'clerk',
+  agent_id: 'bot-1',
+  session_id: 's-1',
+  tool_name: 'read',
+  method: 'GET',
+  decision: 'allow',
+  policy_id: 'desk',
+  confidence: 0.9,
+  evaluation_us: 12,
+  total_latency_ms: 3,
+};
+
+let tenant: TestTenant;
+let admin: Credential & { userId: string };
+let approver: Credential & { userId: string };
+let viewer: Credential & { userId: string };
+let proxy: Credential;
+let pipeline: Credential;
+let provider: HostileProvider;
+beforeAll(async () => {
+  tenant = await server.tenant();
+  [admin, approver, viewer] = [
+    await tenant.enter(tenant.admin.userId),
+    await tenant.person('approver'),
+    await tenant.person('viewer'),
+  ];
+  [proxy, pipeline] = [await tenant.key('proxy'), await tenant.key('pipeline')];
+  provider = await HostileProvider.start(() => server.clock.now());
+  return () => provider.stop();
+});
+
+/** The rows that were sent, as the specification writes their paths. */
+const sent = new Set<string>();
+
+/** Sends a request of a row, with exactly this body. */
+async function send(
+  row: string,
+  status: number,
+  who: Credential | undefined,
+  path: Record<string, string> = {},
+  body?: unknown,
+  query = '',
+) {
+  sent.add(row);
+  const [method, template] = row.split(' ') as [string, string];
+  const target = template.replace(/\{(\w+)\}/g, (_, name: string) => path[name]!) + query;
+  const response = await fetch(server.url + target, {
+    method,
+    redirect: 'manual',
+    headers: {
+      ...(body !== undefined && { 'content-type': 'application/json' }),
+      ...(who?.key && { authorization: `Bearer ${who.key}` }),
+      ...(who?.cookie && { cookie: who.cookie, origin: server.origin }),
+      ...who?.headers,
+    },
+    ...(body !== undefined && { body: JSON.stringify(body) }),
+  });
+  const text = await response.text();
+  expect(response.status, `${row}: ${text.slice(0, 300)}`).toBe(status);
+  // biome-ignore lint/suspicious/noExplicitAny: the answers of all routes
+  return (text.startsWith('{') ? JSON.parse(text) : text) as any;
+}
+
+const reasonOf = async (action: string) => {
+  const { records } = await send('GET /v1/audit', 200, tenant.admin, {}, undefined, `?action=${action}&limit=1`);
+  return records[0].reason;
+};
+
+test('policies', async () => {
+  const desk = { id: 'desk' };
+  await send('POST /v1/policies/validate', 200, viewer, {}, { dsl_source: TEXT });
+  await send('POST /v1/policies', 201, admin, {}, { id: 'desk', dsl_source: TEXT });
+  await send('POST /v1/policies/{id}/submit', 200, admin, desk);
+  await send('POST /v1/policies/{id}/approve', 200, approver, desk, { version: 1 });
+  await send('PUT /v1/policies/{id}', 200, admin, desk, { dsl_source: OTHER });
+  await send('POST /v1/policies/{id}/rollback', 200, pipeline, desk, { target_version: 1 });
+  expect(await reasonOf('policy.rolled_back')).toBe('none was given');
+  await send('GET /v1/policies', 200, viewer, {}, undefined, '?status=deployed&agent_role=clerk&limit=10&offset=0');
+  await send('GET /v1/policies/{id}', 200, viewer, desk);
+  const bundle = '?current_hash=sha256:none&scopes=core';
+  await send('GET /v1/policies/bundle', 200, proxy, {}, undefined, bundle);
+  await tenant.set({ approval_required: true });
+  await send('PUT /v1/policies/{id}', 200, admin, desk, { dsl_source: OTHER });
+  await send('POST /v1/policies/{id}/break-glass', 200, admin, desk, { reason: 'an emergency' });
+  // the version is enforced already: it stays so, and another review is open
+  const again = await send('POST /v1/policies/{id}/break-glass', 200, admin, desk, { reason: 'once more\n\tin lines' });
+  expect(again).toMatchObject({ status: 'deployed', live_version: 4 });
+  expect(await reasonOf('policy.break_glass')).toBe('once more\n\tin lines');
+  await tenant.set({ approval_required: null });
+  await send('DELETE /v1/policies/{id}', 200, pipeline, desk);
+  expect(await reasonOf('policy.revoked')).toBe('none was given');
+});
+
+test('keys', async () => {
+  await send('GET /v1/keys', 200, admin);
+  const { id } = await send('POST /v1/keys', 201, admin, {}, { label: 'leaked', scopes: ['proxy'] });
+  await send('DELETE /v1/keys/{id}', 204, tenant.admin, { id });
+  expect(await reasonOf('key.revoked')).toBe('none was given');
+});
+
+test('holds', async () => {
+  const action = { action_hash: `sha256:${'a'.repeat(64)}`, agent_role: 'clerk', agent_id: 'bot-1' };
+  const open = async (more: object) => {
+    const { body } = await server.call<{ id: string }>(201, 'POST /v1/escrow', proxy, {
+      ...{ ...action, action_type: 'api_call', action_summary: 'pays', ttl_seconds: 600 },
+      ...more,
+    });
+    return { id: body.id };
+  };
+  const single = await open({ hold_type: 'single' });
+  const filter =
+    '?status=held&agent_role=clerk&agent_id=bot-1&action_type=api_call&min_value=0&max_value=9&limit=5&offset=0';
+  await send('GET /v1/escrow', 200, viewer, {}, undefined, filter);
+  await send('GET /v1/escrow/{id}', 200, proxy, single);
+  const vote = { decision: 'approve', reason: 'as agreed' };
+  const voted = await send('POST /v1/escrow/{id}/vote', 200, approver, single, vote);
+  expect(voted).toMatchObject({ escrow_id: single.id, your_decision: 'approve', status: 'released' });
+  await send('POST /v1/escrow/{id}/consume', 200, proxy, single, action);
+  const conditional = await open({ hold_type: 'conditional', conditions: [{ condition_id: 'paid' }] });
+  const report = { condition_id: 'paid', satisfied: true, evidence: 'receipt 7' };
+  expect(await send('POST /v1/escrow/{id}/satisfy', 200, proxy, conditional, report)).toMatchObject({
+    status: 'released',
+  });
+  const cancelled = await open({ hold_type: 'single', action_summary: 'pays more' });
+  await send('POST /v1/escrow/{id}/cancel', 200, proxy, cancelled, { reason: 'no longer\nneeded' });
+});
+
+test('events, evidence and the audit log', async () => {
+  const ingested = await send(
+    'POST /v1/events/ingest',
+    202,
+    proxy,
+    {},
+    {
+      events: [{ ...EVENT, event_id: 'e-1', tenant_id: tenant.id }],
+    },
+  );
+  expect(ingested).toEqual({ accepted: 1, duplicates: 0, rejected: [] });
+  const query =
+    '?event_type=decision.allow&agent_id=bot-1&session_id=s-1&decision=allow&since=2026-01-01T00:00:00Z&limit=10';
+  const { events } = await send('GET /v1/events', 200, pipeline, {}, undefined, query);
+  await send('GET /v1/events/{id}', 200, viewer, { id: events[0].id });
+  await send('GET /v1/forensics/verify', 200, viewer);
+  const window = { purpose: 'audit', from: '2026-01-01T00:00:00Z', to: '2036-01-01T00:00:00Z' };
+  await send('POST /v1/forensics/export', 201, admin, {}, window);
+  const { package_id: id } = await send(
+    'POST /v1/forensics/export',
+    201,
+    admin,
+    {},
+    { purpose: 'audit', sequence_id: 's-1' },
+  );
+  await send('GET /v1/forensics/packages', 200, viewer);
+  await send('GET /v1/forensics/packages/{id}/download', 200, admin, { id });
+  await send('GET /v1/audit', 200, viewer);
+  await send('GET /v1/audit/verify', 200, viewer);
+});
+
+test('an agent', async () => {
+  const agent = await tenant.agent('bot-9', 'clerk');
+  await send('POST /v1/evaluate', 200, agent, {}, { action_type: 'tool_call', tool_name: 'read' });
+});
+
+test('subscriptions', async () => {
+  const made = await send(
+    'POST /v1/subscriptions',
+    201,
+    admin,
+    {},
+    {
+      ...{ url: 'https://hooks.example/x', secret: 'a long secret', event_types: ['escrow.created'], active: true },
+      ...{ destination_type: 'webhook', destination_config: {} },
+    },
+  );
+  const at = { id: made.id };
+  await send('GET /v1/subscriptions', 200, admin);
+  for (const change of [
+    { url: 'https://hooks.example/y' },
+    { secret: 'another secret' },
+    { event_types: [] },
+    { active: false },
+    { active: true },
+  ]) {
+    await send('PATCH /v1/subscriptions/{id}', 200, admin, at, change);
+    await send('PUT /v1/subscriptions/{id}', 200, admin, at, change);
+  }
+  await send('POST /v1/subscriptions/{id}/test', 200, admin, at);
+  await send('GET /v1/subscriptions/{id}/deliveries', 200, admin, at);
+  await send('DELETE /v1/subscriptions/{id}', 204, admin, at);
+  expect(await reasonOf('subscription.deleted')).toBe('none was given');
+});
+
+test('people', async () => {
+  for (let n = 0; n < 60; n++) await tenant.member({ email: `many${n}@example.test`, roles: ['viewer'] });
+  const all = await send('GET /v1/users', 200, admin);
+  // as the specification has no page, it is all of them
+  expect(all.users.length).toBeGreaterThan(60);
+  expect(all.total).toBe(all.users.length);
+  const someone = { id: await tenant.member({ email: 'someone@example.test', roles: ['viewer'] }) };
+  await send('POST /v1/users/{id}/roles', 200, admin, someone, { role: 'author' });
+  await send('DELETE /v1/users/{id}/roles/{role}', 200, admin, { ...someone, role: 'author' });
+  expect(await reasonOf('role.revoked')).toBe('none was given');
+  await send('POST /v1/invites', 201, tenant.admin, {}, { email: 'new@example.test', role: 'viewer' });
+  await send('DELETE /v1/team/{userId}', 204, admin, { userId: someone.id });
+});
+
+test('single sign-on', async () => {
+  const input = { issuer_url: provider.issuer, client_id: 'svc', client_secret: 'a secret' };
+  await send('PUT /v1/settings/sso', 200, admin, {}, input);
+  const { domain_records } = await send('POST /v1/settings/sso/domains', 201, admin, {}, { domain: 'spec.example' });
+  const verify = 'POST /v1/settings/sso/domains/{domain}/verify';
+  const missing = await send(verify, 422, admin, { domain: 'spec.example' });
+  expect(missing.code).toBe('DOMAIN_NOT_VERIFIED');
+  dns.names[domain_records[0].txt_name] = { txt: [domain_records[0].txt_value] };
+  await send(verify, 200, admin, { domain: 'spec.example' });
+});
+
+test('signing in and out', async () => {
+  await send('GET /auth/login', 302, undefined);
+  await send('GET /auth/sso/start', 302, undefined, {}, undefined, '?email=a@spec.example');
+  await send('POST /auth/magic-link', 200, undefined, {}, { email: 'nobody@example.test' });
+  await send('GET /auth/magic-link/verify', 401, undefined, {}, undefined, '?token=svc_link_none');
+  const token = await server.core.links.create(tenant.id, viewer.userId, 600, { actor: OPERATOR });
+  await send('GET /auth/magic-link/verify', 302, undefined, {}, undefined, `?token=${token}`);
+  await send('GET /auth/me', 200, tenant.admin);
+  expect(await send('POST /auth/logout', 200, viewer)).toEqual({ status: 'logged_out' });
+});
+
+test('a tenant may require reasons of everybody', async () => {
+  await tenant.set({ reasons_required: true });
+  const { id } = await send('POST /v1/keys', 201, admin, {}, { label: 'k', scopes: ['proxy'] });
+  for (const who of [admin, tenant.admin]) {
+    const refused = await send('DELETE /v1/keys/{id}', 400, who, { id });
+    expect(refused.errors).toEqual([{ pointer: '?reason', message: expect.stringContaining('say why') }]);
+  }
+  await send('DELETE /v1/keys/{id}', 204, admin, { id }, undefined, '?reason=leaked');
+  const someone = { id: await tenant.member({ email: 'another@example.test', roles: ['viewer'] }) };
+  const refused = await send('POST /v1/users/{id}/roles', 400, admin, someone, { role: 'author' });
+  expect(refused.errors[0].pointer).toBe('/reason');
+  await tenant.set({ reasons_required: null });
+});
+
+/** The specification itself is not part of this project; where it is at hand, every row of it must be among those sent. */
+const file = process.env.SVC_SPECIFICATION ?? fileURLToPath(new URL('../../../shared/spec.md', import.meta.url));
+test.skipIf(!existsSync(file))('every row of the specification was sent', () => {
+  const rows = [...readFileSync(file, 'utf8').matchAll(/^\| (GET|POST|PUT|method not shown) \| (\/[^ ]+) \|/gm)];
+  expect(rows.length).toBeGreaterThan(40);
+  const missing = rows
+    .map(([, method, path]) => (method!.startsWith('method') ? path! : `${method} ${path}`))
+    .filter((row) => ![...sent].some((one) => one === row || one.split(' ')[1] === row));
+  // TODO: an installation with one connection
+  expect(missing).toEqual(['GET /auth/callback']);
+});
