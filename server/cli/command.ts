@@ -59,11 +59,11 @@ export class UsageError extends Error {}
 export class CommandError extends Error {}
 
 /** For commands that take away a right or a safeguard. */
-export const REASON_FLAG = { reason: { value: 'TEXT', help: 'why, in one line; the audit log keeps it' } } as const;
+export const REASON_FLAG = { reason: { value: 'TEXT', help: 'why; the audit log keeps it' } } as const;
 
-/** The given reason, or else that an operator did it here. `most`: the maximum length, if shorter than usual. */
-export function reasonOf({ reason: given }: { reason: string | undefined }, most = 500): string {
-  const read = reason.max(most).safeParse(given ?? 'by the operator, with the command svc');
+/** The given reason, or else that an operator did it here. `kind`: if it must be shorter than usual. */
+export function reasonOf({ reason: given }: { reason: string | undefined }, kind = reason): string {
+  const read = kind.safeParse(given ?? 'by the operator, with the command svc');
   if (read.success) return read.data;
   throw new UsageError(`--reason ${read.error.issues[0]!.message}`);
 }

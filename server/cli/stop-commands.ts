@@ -1,4 +1,5 @@
 import { STOP_KIND_NAMES, STOP_KINDS, STOP_MODE_NAMES, type StopMode, WHOLE_TENANT } from '../domain/stops.ts';
+import { shortReason } from '../rpc/fields.ts';
 import { columns, command, duration, type Flag, JSON_FLAG, listOf, reasonOf, UsageError, whole } from './command.ts';
 
 export const REASON_FLAG = {
@@ -6,7 +7,7 @@ export const REASON_FLAG = {
 } as const;
 
 /** Limited as the route requires. */
-export const stopReasonOf = (flags: { reason: string }): string => reasonOf(flags, 300);
+export const stopReasonOf = (flags: { reason: string }): string => reasonOf(flags, shortReason);
 
 interface MadeStop {
   id: string;
