@@ -30,7 +30,7 @@ const { values: flags } = parseArgs({
   },
 });
 
-const RECOVERY_MS = 60_000;
+const RECOVERY_MS = 300_000;
 /** With --asynchronous: how far the standby lags behind commits, in seconds. */
 const BEHIND_S = 0.5;
 

@@ -26,7 +26,7 @@ interface Member {
   running: EmbeddedPostgres | undefined;
 }
 
-const LIMIT_MS = 60_000;
+const LIMIT_MS = 300_000;
 
 /**
  * Two PostgreSQL servers on loopback, with fsync: a primary, and a standby that streams from it. SIGKILL stands in for a machine
