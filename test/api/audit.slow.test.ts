@@ -385,7 +385,7 @@ test('a request refused for the state leaves no trace', async () => {
     [409, 'POST /v1/policies/guard/approve', { version: 1 }],
     [409, 'POST /v1/policies/guard/reject', { version: 1, reason: 'x' }],
     [409, 'POST /v1/policies/guard/request-changes', { version: 2, comment: 'x' }],
-    [409, 'POST /v1/policies/guard/break-glass', { version: 1, reason: 'x' }],
+    [404, 'POST /v1/policies/guard/break-glass', { version: 9, reason: 'x' }],
     [404, 'DELETE /v1/keys/none', {}],
   ] as const) {
     await server.call(status, line, world.tenant.admin, body);
