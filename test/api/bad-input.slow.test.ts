@@ -463,7 +463,7 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
         'agent_id=a&agent_id=b',
       ],
       'GET /v1/audit': ['limit=0', 'limit=1001', 'since=x', 'after=xyz', 'action=no', 'severity=high', 'target_id=%00'],
-      'GET /v1/forensics/packages': ['limit=0', 'limit=201', 'offset=-1'],
+      'GET /v1/forensics/packages': ['limit=0', 'limit=1001', 'offset=-1'],
       'GET /v1/forensics/checkpoint': ['chain=other'],
       'GET /v1/policies/guard/diff': [
         '',

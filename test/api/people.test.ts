@@ -99,7 +99,7 @@ describe('the list of people', () => {
     expect((await users(tenant.admin, '?q=%25')).total).toBe(0);
     await server.call(200, 'POST /auth/logout', { cookie: cookie! });
     expect((await user(tenant.admin, ids[1]!)).sessions).toBe(1);
-    for (const query of ['?limit=0', '?limit=201', '?offset=-1', '?role=boss', '?status=x', '?x=1']) {
+    for (const query of ['?limit=0', '?limit=1001', '?offset=-1', '?role=boss', '?status=x', '?x=1']) {
       await server.call(400, `GET /v1/users${query}`, tenant.admin);
     }
   });
