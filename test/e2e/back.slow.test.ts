@@ -6,6 +6,9 @@ import { evaluate, typeAtOnce } from './act.ts';
 
 const server = useServer({}, { browsed: true, shared: true });
 
+/** A page of its own: a browser keeps 50 steps of a page, and counts no more. */
+const FRESH = { own: true } as const;
+
 /** How many steps the browser's history has got since this was called. */
 async function counted({ page }: Visitor): Promise<() => Promise<number>> {
   const length = async () => Number(await page.evaluate('history.length'));
@@ -25,7 +28,7 @@ describeInBrowser('back undoes a filter', () => {
       event({ tool_name: 'erase', ...denied }),
     ];
     await server.call(202, 'POST /v1/events/ingest', tenant.admin, { events });
-    const viewer = await browser.visitor(await tenant.person('viewer'));
+    const viewer = await browser.visitor(await tenant.person('viewer'), FRESH);
     const { page } = viewer;
     await viewer.open('/decisions');
     const decision = page.getByRole('combobox', { name: 'Decision', exact: true });
@@ -79,7 +82,7 @@ describeInBrowser('back undoes a filter', () => {
     await tenant.agent('bot', 'clerk');
     const events = ['bot', 'boss', 'desk'].map((agent_id) => event({ agent_id }));
     await server.call(202, 'POST /v1/events/ingest', tenant.admin, { events });
-    const viewer = await browser.visitor(await tenant.person('viewer'));
+    const viewer = await browser.visitor(await tenant.person('viewer'), FRESH);
     const { page } = viewer;
     await viewer.open('/agents');
     const text = page.getByRole('textbox', { name: 'Id or role contains' });
@@ -108,7 +111,7 @@ describeInBrowser('back undoes a filter', () => {
 
   test('of times whose year is typed digit by digit', async () => {
     const tenant = await server.tenant();
-    const viewer = await browser.visitor(await tenant.person('viewer'));
+    const viewer = await browser.visitor(await tenant.person('viewer'), FRESH);
     const { page } = viewer;
     await viewer.open('/audit');
     const since = page.getByLabel(/^Since/);
@@ -136,7 +139,7 @@ describeInBrowser('back undoes a filter', () => {
       `@id("${tool}") @escrow("single") permit(principal, action, resource == Tool::"${tool}");`;
     await deploy(server, tenant.admin, 'desk', ['pay', 'wire'].map(held).join('\n'));
     for (const tool of ['pay', 'wire']) await evaluate(server, tenant, tool);
-    const approver = await browser.visitor(await tenant.person('approver'));
+    const approver = await browser.visitor(await tenant.person('approver'), FRESH);
     const { page } = approver;
     await approver.open('/approvals');
     const show = page.getByRole('combobox', { name: 'Show' });

@@ -43,6 +43,8 @@ export class Receiver {
       else await receiver.behavior(received, response);
     };
     const server = tls ? https.createServer(tls, handler) : http.createServer(handler);
+    // a connection that is kept does not end because the test is slow
+    server.keepAliveTimeout = 600_000;
     const receiver = new Receiver(server, tls !== undefined);
     receiver.behavior = behavior;
     server.on('connection', (socket: Socket) => {

@@ -30,6 +30,8 @@ afterAll(async () => {
 async function listen(server: Server, host = '127.0.0.1'): Promise<{ port: number; connections: () => number }> {
   let connections = 0;
   const sockets = new Set<Socket>();
+  // a connection that is kept does not end because the test is slow
+  if (server instanceof http.Server || server instanceof https.Server) server.keepAliveTimeout = 600_000;
   server.on('connection', (socket: Socket) => {
     connections++;
     sockets.add(socket);
