@@ -29,7 +29,12 @@ test('an export can be previewed, with a way to split what is too large for one 
      from generate_series(4, 10201) n join forensic_record r on r.tenant_id = $1 and r.seq = 2 + n / 100 % 2`,
     [tenant.id],
   );
-  await sql(server, `update chain_head set seq = 10201 where tenant_id = $1 and chain = 'forensics'`, [tenant.id]);
+  await sql(
+    server,
+    `update chain_head h set seq = r.seq, hash = r.hash from forensic_record r
+     where h.tenant_id = $1 and h.chain = 'forensics' and r.tenant_id = $1 and r.seq = 10201`,
+    [tenant.id],
+  );
   server.clock.advance(200_000);
   const whole = await plan();
   // the genesis record is the first
