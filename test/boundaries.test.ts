@@ -80,6 +80,7 @@ const BESIDE: Record<string, readonly string[]> = {
     'server/lib/log.ts',
     'server/lib/patience.ts',
     'server/lib/pause.ts',
+    'server/lib/processor-time.ts',
     'server/lib/settings.ts',
     'server/lib/signals.ts',
     'server/lib/telemetry/',

@@ -91,7 +91,8 @@ function accepted(name: FieldName): z.ZodType {
     case 'sequence':
       return z.int().min(0);
     case 'number':
-      return z.number();
+      // beyond that, programs read a number differently: a record with one would not verify
+      return z.number().min(Number.MIN_SAFE_INTEGER).max(Number.MAX_SAFE_INTEGER);
     case 'texts':
       return z.array(text(length)).max(most);
     case 'flag':

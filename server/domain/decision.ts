@@ -50,7 +50,7 @@ interface ValueTypes {
   /** From 0 to 2^53 - 1. */
   sequence: number;
   /** From 0 to 1. */
-  fraction: number;
+  number: number;
   texts: readonly string[];
   flag: true;
   facts: DecisionFacts;

@@ -3,7 +3,7 @@ import { REASON_MISSING } from './fields.ts';
 import type { Context } from './procedure.ts';
 
 /** What the audit log says where no reason was given. */
-export const NO_REASON = 'none was given';
+const NO_REASON = 'none was given';
 
 /**
  * The reason for the audit log of a change that may go without one. VALIDATION_FAILED if none was given and the tenant requires

@@ -201,6 +201,7 @@ describe('a bad event is rejected with its index and the others are stored', () 
     ['less than nothing', { total_latency_ms: -1 }],
     ['a number as text', { evaluation_us: '12' }],
     ['confidence that is none', { confidence: 'high' }],
+    ['confidence beyond 2^53', { confidence: 2 ** 53 }],
     ['a proxy_seq beyond 2^53', { proxy_seq: 2 ** 53 }],
     ['obligations that are no texts', { obligations: [1] }],
     ['a list in place of text', { agent_role: ['a'] }],

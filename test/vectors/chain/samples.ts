@@ -111,7 +111,7 @@ const anyValue: Record<ReturnType<typeof fieldOf>['type'], fc.Arbitrary<unknown>
     .map((date) => date.toISOString()),
   count: fc.nat(),
   sequence: fc.nat(),
-  number: fc.double({ noNaN: true, noDefaultInfinity: true }),
+  number: fc.double({ min: Number.MIN_SAFE_INTEGER, max: Number.MAX_SAFE_INTEGER, noNaN: true }),
   texts: fc.array(text, { maxLength: 3 }),
   flag: fc.constant(true),
   facts: anyFacts,
