@@ -27,6 +27,7 @@ test('events that the whole machine accepts are shown at each state', () => {
   expect(edges(policy, 'break_glass')).toEqual([
     'draft → deployed',
     'pending_approval → deployed',
+    'deployed → deployed',
     'revoked → deployed',
   ]);
   expect(hold.transitions.filter(({ from }) => from === 'expired')).toEqual([]);
