@@ -80,8 +80,8 @@ const environment = z.object({
     .regex(/^[^\r\n]*@[^\r\n]*$/, 'must be an address')
     .optional()
     .describe('sender of mails; default: no-reply@ the host of SVC_BASE_URL'),
-  SVC_PATIENCE: int(1, 1, 20).describe(
-    'times its usual limits that the program waits for its database, Redis and other processes, on a slow machine',
+  SVC_PATIENCE: int(1, 1, 10).describe(
+    'times its usual limits that the program waits for its database, Redis and other processes, on a slow machine; a standby that says nothing counts for as long',
   ),
   SVC_RATE_EVALUATE: int(100, 1, 1e6).describe('evaluate calls per second and agent key'),
   SVC_RATE_INGEST: int(1000, 1, 1e6).describe('ingest requests per second and key'),

@@ -9,7 +9,7 @@ export function setPatience(times: number): void {
 }
 
 /**
- * A usual limit, in milliseconds, as long as this process was set to wait.
+ * A usual limit (of milliseconds, seconds or beats), as long as this process was set to wait.
  *
  * INVARIANT: never used for what other processes rely on, such as how long a cache may be used without hearing of changes:
  * processes with different settings must agree about that.

@@ -107,7 +107,7 @@ const environment = z.object({
     .describe('file that `svc-proxy mcp` writes its metrics to every 15 s; {server} stands for the name of the server'),
   SVC_AGENT_KEY: key('an agent key', 'agent').describe('agent key of the client of `svc-proxy mcp`'),
   SVC_AGENT_KEY_FILE: z.string().optional().describe('file that holds the agent key'),
-  SVC_PATIENCE: int(1, 1, 20).describe(
+  SVC_PATIENCE: int(1, 1, 10).describe(
     'times its usual limits that the proxy waits for the control plane, where that is on a slow machine',
   ),
   SVC_EGRESS_ALLOW: cidrs.describe(

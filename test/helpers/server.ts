@@ -69,22 +69,6 @@ export interface TestTenant {
   agent(agentId: string, agentRole: string): Promise<Credential>;
 }
 
-/** The routes that require a reason. */
-const REASONED = [
-  /^DELETE \/v1\/(keys|agent-keys|workload-trust|team|policies|lists|subscriptions|proxies)\/[^/?]+$/,
-  /^DELETE \/v1\/(settings\/sso\/domains\/[^/?]+|users\/[^/]+\/roles\/[^/?]+|tools\/[^/]+\/[^/?]+)$/,
-  /^PUT \/v1\/(settings\/token-issuers|tool-servers\/[^/]+)$/,
-  /^POST \/v1\/(policies\/[^/]+\/rollback|users\/[^/]+\/roles)$/,
-  /^(PATCH|PUT) \/v1\/subscriptions\/[^/]+$/,
-];
-
-/** Adds a reason to the body if the route requires one, for tests that are about something else. */
-function reasoned(line: string, body: unknown): unknown {
-  const isObject = body === undefined || (typeof body === 'object' && body !== null && body.constructor === Object);
-  if (!isObject || !REASONED.some((one) => one.test(line))) return body;
-  return { reason: 'for a test', ...(body as object | undefined) };
-}
-
 export interface TestServer {
   readonly url: string;
   /** The origin of browser requests to this server: that of SVC_BASE_URL. */
@@ -247,7 +231,6 @@ export function useServer(env: Settings = {}, options: Options = {}): TestServer
     },
     async call<T>(expected: number, line: string, who: Credential | undefined, body?: unknown) {
       const [method, target] = line.split(' ') as [string, string];
-      body = reasoned(line, body);
       const raw = typeof body === 'string' || body instanceof Uint8Array;
       const response = await fetch(state.url + target, {
         method,
