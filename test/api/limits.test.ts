@@ -10,6 +10,7 @@ const server = useServer({
   SVC_RATE_INGEST: '2',
   SVC_RATE_EXPORT: '2',
   SVC_RATE_TOOLS: '3',
+  SVC_RATE_SUBSCRIPTION_TEST: '2',
   SVC_RATE_SIGN_IN: '12',
 });
 
@@ -196,4 +197,12 @@ test('a request refused for its credential does not use up anyone’s limit', as
   const who = await tenant.key('pipeline');
   await burst(20, 'GET /v1/policies', { key: `${who.key!.slice(0, -1)}_` });
   check(await burst(6, 'GET /v1/policies', who), 5, 'key', 1);
+});
+
+test('who has no access to a route uses up nothing that others are limited by there', async () => {
+  const tenant = await server.tenant();
+  const agent = await tenant.agent('bot', 'clerk');
+  for (let n = 0; n < 4; n++) await server.call(403, 'POST /v1/subscriptions/none/test', agent);
+  // of two a minute for the whole tenant
+  await server.call(404, 'POST /v1/subscriptions/none/test', tenant.admin);
 });
