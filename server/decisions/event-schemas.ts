@@ -64,7 +64,7 @@ const TIME_RULE =
   'must be a real time in ISO 8601, with Z or an offset and at most 9 digits of a second, such as 2026-01-31T12:00:00.000Z';
 
 /** A time in the form of records: in UTC, cut to milliseconds. Undefined if it lies outside of the years that have this form. */
-export function recordTime(given: string): string | undefined {
+function recordTime(given: string): string | undefined {
   if (given.length === 24 && given.endsWith('Z')) return given;
   const time = new Date(given);
   const year = time.getUTCFullYear();

@@ -14,7 +14,7 @@ import { faultLines, faultsOf } from '../lib/faults.ts';
 import { jsonAnswer } from '../lib/json-answer.ts';
 import { nestsDeeper } from '../lib/json-depth.ts';
 import { quickCheck } from '../lib/quick-check.ts';
-import { completeEvent, IngestedEvent, IngestedInput, recordTime } from './event-schemas.ts';
+import { completeEvent, IngestedEvent, IngestedInput } from './event-schemas.ts';
 import type { Remembered } from './ledger.ts';
 
 const MAX_EVENTS = 100;
@@ -246,8 +246,8 @@ function faultOf(kept: KeptInput, event: DecisionEvent): string | undefined {
     const { v, agent_id, agent_role, tool_name, tool_server, now } = parsed(text);
     const agent = agent_id === event.agent_id && agent_role === event.agent_role;
     const tool = tool_name === event.tool_name && (tool_server ?? undefined) === event.tool_server;
-    if (v !== 1 || !agent || !tool || typeof now !== 'string' || recordTime(now) !== event.timestamp)
-      return `${name}: is not the request of this event`;
+    // the time in the form of records: nothing reads another one in two ways
+    if (v !== 1 || !agent || !tool || now !== event.timestamp) return `${name}: is not the request of this event`;
   }
   return undefined;
 }

@@ -333,8 +333,8 @@ export class Policies {
 
   /**
    * Enforces the newest version immediately, without a review; VERSION_CHANGED if one is named that is not the newest. If it is
-   * enforced already, it stays so. A review stays open. POLICY_INVALID if its text now has errors: the tenant's action types may have changed, and a bundle with such a
-   * text helps in no emergency.
+   * enforced already, it stays so. A review stays open. POLICY_INVALID if its text now has errors: the tenant's action types may
+   * have changed, and a bundle with such a text helps in no emergency.
    */
   async breakGlass(
     tenantId: string,
