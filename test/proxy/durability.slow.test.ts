@@ -148,7 +148,7 @@ describe('while the control plane is away', () => {
 
   // an answer would be waited for longer than this test takes
   test('a stop waits for no answer: neither to what is sent, nor to what a start asks', async () => {
-    const proxy = await make({ SVC_PATIENCE: '20' }).start();
+    const proxy = await make({ SVC_PATIENCE: '10' }).start();
     await proxy.ready();
     await until(async () => (await proxy.metrics()).svc_proxy_spool_events === 0, 'it is sent');
     way.hush();
