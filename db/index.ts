@@ -398,6 +398,10 @@ export async function migrate(url: string): Promise<Migrated> {
   const lock = await connectSession(url, {}, PrimaryClient);
   try {
     await lock.query('select pg_advisory_lock($1)', [MIGRATION_LOCK]);
+    // a load balancer leads to a standby for a moment after its own start
+    const { rows } = await lock.query<{ standby: boolean }>('select pg_is_in_recovery() as standby');
+    if (rows[0]!.standby)
+      throw new SchemaRefused('The database is a standby, which takes no writes: start again once it is promoted.');
     const citus = await citusOf(lock);
     await ensureAppRole(lock, citus !== undefined);
     const applied = await readApplied(lock);

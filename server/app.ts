@@ -388,7 +388,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     standbys: db.replication && (() => db.replication!.servers),
     owned: several && (() => ({ tenants: several.owned, buckets: several.buckets })),
   });
-  const evidence = new Evidence({ db, clock, audit, keyring, checkpoints });
+  const evidence = new Evidence({ db, clock, audit, keyring, checkpoints, verifications });
   const limits = new Limits(db, clock);
   const ledger = new SessionLedger(db, clock);
   const calls = new Calls(db, clock);

@@ -63,6 +63,7 @@ const PURE = [
   'server/chain/note.ts',
   'server/chain/hash-lanes.ts',
   'server/chain/verify.ts',
+  'server/forensics/approvals.ts',
   'server/forensics/archive.ts',
   'server/forensics/auditor-files.ts',
   'server/forensics/check-package.ts',

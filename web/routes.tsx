@@ -20,6 +20,7 @@ import { readAgent, readAgentFilter } from './pages/agents/search.ts';
 import { readHoldFilter } from './pages/approvals/filter.ts';
 import { readAuditSearch } from './pages/audit/filter.ts';
 import { filterOf, readSearch } from './pages/decisions/search.ts';
+import { readEvidenceSearch } from './pages/forensics/search.ts';
 import { readListSearch } from './pages/lists/search.ts';
 import { readOverviewSearch } from './pages/overview/search.ts';
 import { readPolicyFilter, readPolicyTab } from './pages/policies/search.ts';
@@ -245,6 +246,7 @@ const machines = createRoute({
 const forensics = createRoute({
   ...below,
   path: '/forensics',
+  validateSearch: only(readEvidenceSearch),
   component: lazy(() => import('./pages/forensics/forensics.tsx'), 'Forensics'),
 });
 const evidencePackage = createRoute({

@@ -8,6 +8,7 @@ export const EvidencePackage = defineEntity({
     tenantId: p.string().primary(),
     id: p.string().primary(),
     purpose: p.text(),
+    chain: p.text(),
     fromAt: time(),
     toAt: time(),
     /** Set for the package of a session. */

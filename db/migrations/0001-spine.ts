@@ -448,6 +448,7 @@ export class Spine extends Migration {
         tenant_id text collate "C" not null references tenant,
         id text collate "C" not null,
         purpose text not null,
+        chain text not null check (chain in ('forensics', 'audit')),
         from_at timestamptz(3) not null,
         to_at timestamptz(3) not null,
         session_id text,

@@ -198,6 +198,17 @@ export class Managed {
     this.#door = await freePort();
     this.#haproxy = this.#program('haproxy', ['haproxy', '-db', '-f', this.#write('haproxy.cfg', this.#proxy())]);
     await this.#run(this.#haproxy);
+    // it takes every member for a primary until it has asked them
+    await eventually('HAProxy leads to the primary', async () => {
+      const client = new pg.Client({ connectionString: this.url('haproxy') });
+      client.on('error', () => undefined);
+      await client.connect();
+      try {
+        return (await client.query('select pg_is_in_recovery() as standby')).rows[0]?.standby === false;
+      } finally {
+        await client.end().catch(() => undefined);
+      }
+    });
   }
 
   /** deploy/patroni/patroni.yml, adapted to this machine. */

@@ -315,7 +315,8 @@ function parseLine(line: Uint8Array, strict: boolean): RecordMembers | string {
   return members;
 }
 
-function compareDecision(record: RecordMembers, columns: DecisionColumns): string | undefined {
+/** The first column of a decision record that differs from its text. */
+export function compareDecision(record: RecordMembers, columns: DecisionColumns): string | undefined {
   if (textOf(columns.event_id) !== record.id) return 'event_id';
   if (isoTime(columns.received_at_ms) !== record.received_at) return 'received_at';
   for (const derived of DERIVED_COLUMNS) {

@@ -195,6 +195,7 @@ export class Holds {
     const { userId, decision, reason } = input;
     return this.#change(tenantId, id, by, {
       reason: reason || undefined,
+      detail: decision,
       seen: input.seen,
       event: async (em, hold, snapshot, at, settings) => {
         const { voters, tally } = await countOf(em, hold, snapshot, settings, [userId]);

@@ -152,7 +152,13 @@ export class HoldSteps {
       wakeAt: wakeOf(effects) ?? null,
     });
     await em.flush();
-    const detail = `${r.hold_type}, ${approvals} approvals`;
+    // read again by svc-verify: see approvalsOf
+    const detail = [
+      r.hold_type,
+      plural(approvals, 'approval'),
+      ...(conditions.length > 0 ? [plural(conditions.length, 'condition')] : []),
+      ...quorum.map(({ group, count }) => `${count} of ${group}`),
+    ].join(', ');
     const afterHash = shownHash(holdView(hold, now));
     const step = stepOf({ type: 'xstate.init' }, snapshot);
     await addNews(em, tenantId, { kind: 'hold', id, at: now });
@@ -299,6 +305,8 @@ async function pass(
   const [elapsed, effects] = elapse(snapshot, now, (...step) => steps.push(stepOf(...step)));
   return { snapshot: elapsed, byTime: [...counted, ...effects], steps };
 }
+
+const plural = (count: number, noun: string) => `${count} ${noun}${count === 1 ? '' : 's'}`;
 
 function stepOf(event: Step['event'], { value: state, context }: HoldSnapshot): Step {
   return { event, state, context };

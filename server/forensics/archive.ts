@@ -1,11 +1,12 @@
 import { createHash, type KeyObject } from 'node:crypto';
 import { hash as blake3, createHash as blake3Hash } from 'blake3';
 import { type ChainHead, type NoteKey, openHead } from '../chain/note.ts';
-import { LOSS_EVENT, RECORD_ALG, ZERO_HASH } from '../chain/record.ts';
+import { type ChainName, LOSS_EVENT, RECORD_ALG, ZERO_HASH } from '../chain/record.ts';
 import { type ChainPosition, type ChainVerdict, ChainVerifier } from '../chain/verify.ts';
 import { canonicalJson, type Json } from '../lib/canonical-json.ts';
 import { keyFingerprint, sha256 } from '../lib/crypto.ts';
 import { ArchiveError, sorted, TAR_BLOCK, tarHeader, tarPadding } from '../lib/tar.ts';
+import { AuditCheck, type AuditFound, type AuditNames, auditRows, NamedBy, type PackedSegment } from './approvals.ts';
 import { CHECK_SH, VERIFY_MD } from './auditor-files.ts';
 
 /**
@@ -34,6 +35,8 @@ export interface Manifest {
   version: typeof PACKAGE_VERSION;
   package_id: string;
   tenant_id: string;
+  /** The chain that the records are of. */
+  chain: ChainName;
   purpose: string;
   /** The time window; in a session's package, the time of its first record and a millisecond after its last. */
   from: string | null;
@@ -44,8 +47,12 @@ export interface Manifest {
   first_seq: number | null;
   last_seq: number | null;
   record_count: number;
+  /** The hash before the first packed record: that of before.txt or, if that is empty, of records.txt. */
+  start_hash: string;
   prev_hash_before_first: string;
   head_hash: string;
+  /** The last record of the chain that was known when the package was made. Whether the range is the end shows here. */
+  chain_head: ChainPosition & { at: string };
   /** The signed checkpoint at or after the last record, to which lead.txt leads; null if there is none. */
   checkpoint_seq: number | null;
   /** The range is unchanged and tied to that checkpoint. */
@@ -57,6 +64,13 @@ export interface Manifest {
    * with such records is not intact. Absent if there are none.
    */
   altered_checkpoints?: readonly number[];
+  /**
+   * What the maker found outside the texts, such as a column that differs from its record, and at which record. A chain with a
+   * fault is not intact. Absent if there is none.
+   */
+  fault?: ChainFault;
+  /** The lines of audit.txt, without those that only state where a part begins. */
+  audit_record_count: number;
   record_alg: typeof RECORD_ALG;
   /** Every member of the package except manifest.json and its signature. */
   files: Record<string, FileSums>;
@@ -68,6 +82,11 @@ export interface Manifest {
    * counts. Absent if there are none.
    */
   former_keys?: Readonly<Record<string, FormerKeyLimit>>;
+}
+
+export interface ChainFault {
+  seq: number;
+  reason: string;
 }
 
 /** The last record and bundle for which a key counts, and the number of accepted losses. */
@@ -101,16 +120,24 @@ export type Span = { from: string; to: string } | { session_id: string };
 export interface PackageParts {
   package_id: string;
   tenant_id: string;
+  chain: ChainName;
   purpose: string;
   span: Span;
   created_at: string;
   /** Who made it: an id, or an object with more detail. */
   exporter: Json;
   /**
-   * The stored hash of the record before the first or, if the range is empty, before the lead; 64 zeros before the genesis
-   * record.
+   * The record before the first or, if the range is empty, before the lead, with the stored hash before it: it shows that the
+   * range begins where the span does. Undefined before record 1.
    */
-  prev_hash_before_first: string;
+  before: { prev_hash: string; record: PackedRecord } | undefined;
+  chain_head: Manifest['chain_head'];
+  /** Called once all records have been read. */
+  fault?: (() => ChainFault | undefined) | undefined;
+  /** The parts of the audit chain that name what the records of the range name, and the signed notes that they lead to. */
+  audit?:
+    | ((names: AuditNames) => Promise<{ segments: readonly PackedSegment[]; checkpoints: readonly string[] }>)
+    | undefined;
   /** All records of the range as stored, in order. None may be omitted, or the chain could not be checked. */
   records: Records;
   /**
@@ -149,9 +176,13 @@ export async function writePackage(
   parts: PackageParts,
   write: (bytes: Uint8Array) => Promise<void> | void,
 ): Promise<{ package_hash: string; size: number; manifest: Manifest }> {
-  const heads = openNotes(parts.checkpoints, signersOf(parts.keys, parts.former), parts.tenant_id);
-  const checkFrom = (first: number | null) => new RangeCheck({ ...parts, first_seq: first }, parts.span, heads);
-  let check: RangeCheck | undefined;
+  const { tenant_id, chain, before } = parts;
+  const heads = openNotes(parts.checkpoints, signersOf(parts.keys, parts.former), { tenantId: tenant_id, chain });
+  const start_hash = before?.prev_hash ?? ZERO_HASH;
+  const prev_hash_before_first = before?.record.hash ?? ZERO_HASH;
+  const check = new RangeCheck({ ...parts, start_hash }, parts.span, heads);
+  const beforeRow = before ? rowOf(before.record) : Buffer.alloc(0);
+  check.before(beforeRow);
   const records = new Sums();
   const lead = new Sums();
   let first: PackedRecord | undefined;
@@ -160,27 +191,33 @@ export async function writePackage(
   for await (const record of parts.records()) {
     if (++count > MAX_PACKAGE_RECORDS) throw new RangeError(`a package holds at most ${MAX_PACKAGE_RECORDS} records`);
     first ??= record;
-    check ??= checkFrom(first.seq);
     last = record;
     const row = rowOf(record);
     records.add(row);
     if (records.size > MAX_PACKAGE_BYTES) throw new RangeError(`a package holds at most ${MAX_PACKAGE_BYTES} bytes`);
     check.records(row);
   }
-  check ??= checkFrom(null);
   for await (const record of parts.lead()) {
     const row = rowOf(record);
     lead.add(row);
     if (lead.size > MAX_PACKAGE_BYTES) throw new RangeError(`a package holds at most ${MAX_PACKAGE_BYTES} bytes`);
     check.lead(row);
   }
-  const found = check.finish();
+  const fault = parts.fault?.();
+  const found = check.finish(fault);
+  const audit = await parts.audit?.(found.names);
+  const auditText = Buffer.from(auditRows(audit?.segments ?? []));
+  if (auditText.length > MAX_PACKAGE_BYTES) throw new RangeError(`a package holds at most ${MAX_PACKAGE_BYTES} bytes`);
+  const audited = auditOf(parts, auditText, audit?.checkpoints ?? []);
 
   const files = new Map<string, { sums: FileSums; read: () => Content }>();
   const put = (name: string, bytes: Uint8Array) => files.set(name, { sums: fileSums(bytes), read: () => [bytes] });
+  put('before.txt', beforeRow);
   files.set('records.txt', { sums: records.end(), read: () => rowsOf(parts.records()) });
   files.set('lead.txt', { sums: lead.end(), read: () => rowsOf(parts.lead()) });
   put('checkpoints.txt', Buffer.from(parts.checkpoints.join('\n')));
+  put('audit.txt', auditText);
+  put('audit-checkpoints.txt', Buffer.from((audit?.checkpoints ?? []).join('\n')));
   put('pubkey.pem', Buffer.from(parts.keys.map((key) => key.export({ type: 'spki', format: 'pem' })).join('')));
   put('VERIFY.md', Buffer.from(VERIFY_MD));
   put('check.sh', Buffer.from(CHECK_SH));
@@ -194,7 +231,8 @@ export async function writePackage(
   const manifest: Manifest = {
     version: PACKAGE_VERSION,
     package_id: parts.package_id,
-    tenant_id: parts.tenant_id,
+    tenant_id,
+    chain,
     purpose: parts.purpose,
     from: window?.from ?? null,
     to: window?.to ?? null,
@@ -202,12 +240,16 @@ export async function writePackage(
     first_seq: first?.seq ?? null,
     last_seq: last?.seq ?? null,
     record_count: found.recordCount,
-    prev_hash_before_first: parts.prev_hash_before_first,
-    head_hash: last?.hash ?? parts.prev_hash_before_first,
+    start_hash,
+    prev_hash_before_first,
+    head_hash: last?.hash ?? prev_hash_before_first,
+    chain_head: parts.chain_head,
     checkpoint_seq: found.checkpointSeq,
-    chain_intact: found.intact,
+    chain_intact: found.intact && audited.reason === undefined,
     ...(found.firstMismatchId === undefined ? {} : { first_mismatch_id: found.firstMismatchId }),
     ...(parts.altered_checkpoints && { altered_checkpoints: parts.altered_checkpoints }),
+    ...(fault && { fault }),
+    audit_record_count: audited.count,
     record_alg: RECORD_ALG,
     files: listed(),
     public_key_fingerprint: keyFingerprint(parts.keys[0]),
@@ -256,8 +298,19 @@ async function* one(read: PackedBundle['read']): AsyncGenerator<Uint8Array> {
   yield await read();
 }
 
-/** What a manifest states about its range. A range without records begins where the first line of the lead says. */
-type RangeOf = Pick<Manifest, 'tenant_id' | 'first_seq' | 'prev_hash_before_first'> & {
+/** Checks the audit part of a package. Only keys of this installation count there. */
+export function auditOf(
+  of: { tenant_id: string; keys: readonly KeyObject[]; former?: Manifest['former_keys'] | undefined },
+  text: Uint8Array,
+  checkpoints: readonly string[],
+): AuditFound {
+  const own = of.keys.filter((key) => !Object.hasOwn(of.former ?? {}, keyFingerprint(key)));
+  const heads = openNotes(checkpoints, own, { tenantId: of.tenant_id, chain: 'audit' });
+  return new AuditCheck(of.tenant_id, heads).read(text);
+}
+
+/** What a manifest states about its range. It begins where the first packed line says. */
+type RangeOf = Pick<Manifest, 'tenant_id' | 'chain' | 'start_hash' | 'chain_head'> & {
   altered_checkpoints?: Manifest['altered_checkpoints'] | undefined;
 };
 
@@ -272,15 +325,20 @@ export interface RangeFound {
   linked: ChainVerdict;
   recordCount: number;
   leadCount: number;
-  /** The position of the last record; null if there is none. */
+  /** The positions of the first and the last record; null if there is none. */
+  firstSeq: number | null;
   lastSeq: number | null;
   headHash: string;
+  /** The stored hash of the record before the range; that before record 1 if there is none. */
+  hashBefore: string;
   /** The seq of the checkpoint that the range is tied to; null if there is none. */
   checkpointSeq: number | null;
   /** In a session's package: from its first record to just after its last, according to the records. */
   sessionSpan: { from: string; to: string } | undefined;
   /** The bundles that the records name, in hex. */
   bundleHashes: Set<string>;
+  /** What the audit chain tells more about. */
+  names: AuditNames;
   /** The records of accepted losses, in the range and in the lead. Their notes are not opened here. */
   losses: readonly LossRecord[];
 }
@@ -294,11 +352,11 @@ export interface LossRecord {
 }
 
 /**
- * Recomputes the chain of a package: feed it records.txt, then lead.txt, in pieces of any size.
+ * Recomputes the chain of a package: feed it before.txt, then records.txt, then lead.txt, in pieces of any size.
  *
  * Even if its hashes follow from each other, a range may have been rewritten as a whole by someone who controls the database. So
  * it is intact only if the chain leads on to a record whose hash was signed: that hash covers every record before it, and the
- * place where the range begins.
+ * place where the range begins. It is complete only if its neighbors on both sides are there and are not of its span.
  */
 export class RangeCheck {
   readonly #of: RangeOf;
@@ -307,16 +365,21 @@ export class RangeCheck {
   #verifier: ChainVerifier | undefined;
   #signed = -1;
   #rest: Buffer[] = [];
-  #inLead = false;
+  #phase: 'before' | 'range' | 'lead' = 'before';
   #seq = 0;
+  #firstSeq: number | null = null;
   #lastSeq: number | null = null;
   #headHash: string;
+  #hashBefore: string;
   #count = 0;
   #leadCount = 0;
+  #before: Buffer | undefined;
   #first: Buffer | undefined;
   #last: Buffer | undefined;
-  #afterLast: Buffer | undefined;
+  #afterLast: { line: Buffer; seq: number } | undefined;
+  #sessionInLead = false;
   readonly #bundleHashes = new Set<string>();
+  readonly #named = new NamedBy();
   readonly #losses: LossRecord[] = [];
   /** The stored hash of the last row. */
   #hash: string;
@@ -325,28 +388,27 @@ export class RangeCheck {
     this.#of = of;
     this.#span = span;
     this.#heads = heads;
-    this.#headHash = of.prev_hash_before_first;
-    this.#hash = of.prev_hash_before_first;
-    if (of.first_seq === null) return;
-    this.#seq = of.first_seq - 1;
-    this.#begin(this.#seq);
+    this.#hash = of.start_hash;
+    this.#headHash = of.start_hash;
+    this.#hashBefore = of.start_hash;
   }
 
   /** `before`: the position before the first row. */
   #begin(before: number): ChainVerifier {
-    const { tenant_id: tenantId, prev_hash_before_first: hash } = this.#of;
-    this.#verifier = new ChainVerifier({ tenantId, chain: 'forensics', strict: true, start: { seq: before, hash } });
+    const { tenant_id: tenantId, chain, start_hash: hash, chain_head: head } = this.#of;
+    this.#verifier = new ChainVerifier({ tenantId, chain, strict: true, start: { seq: before, hash } });
     // a checkpoint before the range cannot be compared with anything in it
     const comparable = this.#heads.filter(({ seq }) => seq >= before);
     for (const head of comparable) this.#verifier.expect(head);
     this.#signed = Math.max(-1, ...comparable.map(({ seq }) => seq));
+    if (head.seq >= before) this.#known = head;
     return this.#verifier;
   }
+  #known: ChainPosition | undefined;
 
-  /** There are no records, only the hash, which then belongs to the last checkpoint's record or, without one, to any record. */
-  #beginNowhere(): ChainVerifier {
-    const unsigned = this.#hash === ZERO_HASH ? 0 : 1;
-    return this.#begin(Math.max(unsigned, ...this.#heads.map(({ seq }) => seq)));
+  before(bytes: Uint8Array): void {
+    this.#feed(bytes);
+    this.#enter('range');
   }
 
   records(bytes: Uint8Array): void {
@@ -354,18 +416,19 @@ export class RangeCheck {
   }
 
   lead(bytes: Uint8Array): void {
-    this.#beginLead();
+    this.#enter('lead');
     this.#feed(bytes);
   }
 
-  finish(): RangeFound {
-    this.#beginLead();
+  /** `stated`: what the maker of the package found outside the texts. */
+  finish(stated?: ChainFault): RangeFound {
+    this.#enter('lead');
     this.#flush();
-    const linked = (this.#verifier ?? this.#beginNowhere()).finish();
+    const linked = (this.#verifier ?? this.#begin(0)).finish();
     const covered = linked.verified && this.#signed === linked.head.seq;
     const [altered] = this.#of.altered_checkpoints ?? [];
     const alteration = altered === undefined ? undefined : `the stored checkpoint of record ${altered} was altered`;
-    const fault = covered ? (alteration ?? this.#spanFault()) : undefined;
+    const fault = covered ? (alteration ?? this.#headFault() ?? this.#spanFault() ?? stated?.reason) : undefined;
     const reason = linked.verified
       ? covered
         ? fault
@@ -379,19 +442,22 @@ export class RangeCheck {
       linked,
       recordCount: this.#count,
       leadCount: this.#leadCount,
+      firstSeq: this.#firstSeq,
       lastSeq: this.#lastSeq,
       headHash: this.#headHash,
+      hashBefore: this.#hashBefore,
       checkpointSeq: covered ? linked.head.seq : null,
       sessionSpan: from && last ? { from, to: after(last) } : undefined,
       bundleHashes: this.#bundleHashes,
+      names: this.#named.names,
       losses: this.#losses,
     };
   }
 
-  #beginLead(): void {
-    if (this.#inLead) return;
+  #enter(phase: 'range' | 'lead'): void {
+    if (this.#phase === phase) return;
     this.#flush();
-    this.#inLead = true;
+    this.#phase = phase;
   }
 
   #feed(bytes: Uint8Array): void {
@@ -418,34 +484,62 @@ export class RangeCheck {
     // the position that the text claims or, if it claims none, the next one
     this.#seq = Number(/"seq":([1-9]\d{0,15})[,}]/.exec(text)?.[1] ?? this.#seq + 1);
     const verifier = this.#verifier ?? this.#begin(this.#seq - 1);
+    if (this.#known?.seq === this.#seq && this.#known.hash !== hash) this.#otherHead = true;
     // exact: within a JSON string every quote is escaped
     if (text.includes(`"event_type":"${LOSS_EVENT}"`)) {
       this.#losses.push({ seq: this.#seq, previous: this.#hash, line: Buffer.from(line) });
     }
     this.#hash = hash;
     verifier.add({ seq: this.#seq, hash: form ? Buffer.from(hash, 'hex') : Buffer.alloc(0), line });
-    if (this.#inLead) {
+    if (this.#phase === 'before') {
+      this.#before = Buffer.from(line);
+      this.#hashBefore = hash;
+      this.#headHash = hash;
+      return;
+    }
+    if (this.#phase === 'lead') {
       this.#leadCount++;
-      if (this.#leadCount === 1) this.#afterLast = line;
+      this.#afterLast ??= { line: Buffer.from(line), seq: this.#seq };
+      if ('session_id' in this.#span && this.#isOfSession(line)) this.#sessionInLead = true;
       return;
     }
     this.#count++;
+    this.#firstSeq ??= this.#seq;
     this.#lastSeq = this.#seq;
     this.#headHash = hash;
     this.#last = line;
     this.#first ??= this.#last;
     const bundle = /"bundle_hash":"(?:sha256:)?([0-9a-f]{64})"/.exec(text)?.[1];
     if (bundle) this.#bundleHashes.add(bundle);
+    if (this.#of.chain === 'forensics') this.#named.add(this.#seq, membersOf(line));
+  }
+  #otherHead = false;
+
+  #isOfSession(line: Buffer): boolean {
+    return 'session_id' in this.#span && membersOf(line).session_id === this.#span.session_id;
+  }
+
+  /** Why the range does not go together with the head of the chain that the manifest states; undefined if it does. */
+  #headFault(): string | undefined {
+    const { seq } = this.#of.chain_head;
+    if (this.#otherHead) return `record ${seq} has another hash than the stated head of the chain`;
+    if ((this.#lastSeq ?? 0) > seq) return 'the records go beyond the stated head of the chain';
+    const packed = this.#seq;
+    return this.#afterLast === undefined && packed < seq
+      ? 'the record after the last one is not in the package'
+      : undefined;
   }
 
   /** Why the records, whose chain is complete, are not those that the span names; undefined if they are. */
   #spanFault(): string | undefined {
+    if (!this.#before && this.#of.start_hash !== ZERO_HASH)
+      return 'the record before the first one is not in the package';
     if ('session_id' in this.#span) {
-      const { session_id } = this.#span;
-      const own = [this.#first, this.#last].every(
-        (line) => line !== undefined && membersOf(line).session_id === session_id,
-      );
-      return own ? undefined : 'the first and the last record are not of the session';
+      if (![this.#first, this.#last].every((line) => line && this.#isOfSession(line))) {
+        return 'the first and the last record are not of the session';
+      }
+      const more = this.#sessionInLead || (this.#before && this.#isOfSession(this.#before));
+      return more ? 'records of the session are outside the range' : undefined;
     }
     const [from, to] = [Date.parse(this.#span.from), Date.parse(this.#span.to)];
     if (Number.isNaN(from) || Number.isNaN(to)) return 'the window is no span of time';
@@ -454,14 +548,20 @@ export class RangeCheck {
     if (before(this.#first, from) || (this.#last !== undefined && !before(this.#last, to))) {
       return 'records were received outside the window';
     }
-    if (before(this.#afterLast, to)) return 'the record after the last one was received within the window';
+    if (this.#before && !before(this.#before, from))
+      return 'the record before the first one was received within the window';
+    // what came after the stated head is no concern of this package
+    const next = this.#afterLast;
+    if (next && next.seq <= this.#of.chain_head.seq && before(next.line, to)) {
+      return 'the record after the last one was received within the window';
+    }
     return undefined;
   }
 }
 
-function membersOf(line: Buffer): { received_at?: unknown; session_id?: unknown } {
+function membersOf(line: Buffer): Readonly<Record<string, unknown>> {
   try {
-    return (JSON.parse(line.toString()) ?? {}) as { received_at?: unknown; session_id?: unknown };
+    return (JSON.parse(line.toString()) ?? {}) as Record<string, unknown>;
   } catch {
     return {};
   }
@@ -490,11 +590,15 @@ export function splitNotes(file: string): string[] {
   return notes;
 }
 
-/** Opens the notes. Throws for a note that is not about this tenant's decision chain. */
-export function openNotes(notes: readonly string[], keys: readonly NoteKey[], tenantId: string): ChainHead[] {
+/** Opens the notes. Throws for a note that is not about this chain of the tenant. */
+export function openNotes(
+  notes: readonly string[],
+  keys: readonly NoteKey[],
+  { tenantId, chain }: { tenantId: string; chain: ChainName },
+): ChainHead[] {
   return notes.map((note) => {
     const head = openHead(note, keys);
-    if (head.origin !== `${head.origin.split('/')[0]}/${tenantId}/forensics`) {
+    if (head.origin !== `${head.origin.split('/')[0]}/${tenantId}/${chain}`) {
       throw new ArchiveError(`a checkpoint is about ${head.origin}`);
     }
     return head;

@@ -74,23 +74,26 @@ counts() {
   [ -n "@{limit[$1]-}" ] || return 0
   [ "$2" -le "@{limit[$1]% *}" ] && [ "$3" -le "@{limit[$1]#* }" ]
 }
-signed=()
 tenant=$(field tenant_id)
-exec 3< checkpoints.txt
+# the notes in file $1 about chain $2, by their records
+signed=()
+read_notes() {
+signed=()
+exec 3< "$1"
 while IFS= read -r type <&3; do
-  { IFS= read -r origin && IFS= read -r at && IFS= read -r hash && IFS= read -r gap; } <&3 || fail 'checkpoints.txt'
+  { IFS= read -r origin && IFS= read -r at && IFS= read -r hash && IFS= read -r gap; } <&3 || fail "$1"
   head=("$type" "$origin" "$at" "$hash")
   # after an accepted loss of records a note says how many losses there were
   losses=0
   case $gap in 'generation '*)
-    whole "@{gap#generation }" || fail 'checkpoints.txt'
+    whole "@{gap#generation }" || fail "$1"
     head+=("$gap")
     losses=@{gap#generation }
-    IFS= read -r gap <&3 || fail 'checkpoints.txt'
+    IFS= read -r gap <&3 || fail "$1"
     ;;
   esac
-  { [ "$type" = svc-chain-head/v1 ] && whole "$at" && [ -z "$gap" ]; } || fail 'checkpoints.txt'
-  [ "@{origin#*/}" = "$tenant/forensics" ] || fail "checkpoints.txt: a checkpoint of $origin"
+  { [ "$type" = svc-chain-head/v1 ] && whole "$at" && [ -z "$gap" ]; } || fail "$1"
+  [ "@{origin#*/}" = "$tenant/$2" ] || fail "$1: a checkpoint of $origin"
   printf '%s\n' "@{head[@]}" > "$work/note"
   known=no
   late=
@@ -99,28 +102,32 @@ while IFS= read -r type <&3; do
     for ((k = 1; k <= keys; k++)); do
       openssl pkeyutl -verify -pubin -inkey "$work/key.$k" -rawin -in "$work/note" -sigfile "$work/signature" \
         > /dev/null 2>&1 || continue
-      if counts "$k" "$at" "$losses"; then known=yes; else late=yes; fi
+      # beside the decisions, only keys of this installation count
+      if [ "$3" = own ] && [ -n "@{limit[k]-}" ]; then late=yes
+      elif counts "$k" "$at" "$losses"; then known=yes; else late=yes; fi
     done
   done
-  [ "$known$late" != noyes ] || fail "checkpoints.txt: the key of the checkpoint of record $at does not count for it"
-  [ "$known" = yes ] || fail "checkpoints.txt: no key in pubkey.pem signed the checkpoint of record $at"
+  [ "$known$late" != noyes ] || fail "$1: the key of the checkpoint of record $at does not count for it"
+  [ "$known" = yes ] || fail "$1: no key in pubkey.pem signed the checkpoint of record $at"
   signed[at]=$hash
 done
+}
+chain=$(field chain)
+read_notes checkpoints.txt "$chain" all
 
 # 4. Every record's hash follows from its text and the hash before it, up to a record whose hash was signed.
 [ "$(field chain_intact)" = true ] || echo "the manifest states a broken chain, first at: $(field first_mismatch_id)"
-prev=$(field prev_hash_before_first)
+prev=$(field start_hash)
 checkpoint=$(field checkpoint_seq)
 whole "$checkpoint" || checkpoint=0
-seq=$(field first_seq)
 place='"seq":([1-9][0-9]{0,15})[,}]'
-if whole "$seq"; then
-  seq=$((seq - 1))
-elif IFS= read -r line < lead.txt && [[ $line =~ $place ]]; then
-  seq=$((BASH_REMATCH[1] - 1))
-else
-  seq=$checkpoint
-fi
+seq=0
+for file in before.txt records.txt lead.txt; do
+  if IFS= read -r line < "$file" && [[ $line =~ $place ]]; then
+    seq=$((BASH_REMATCH[1] - 1))
+    break
+  fi
+done
 follow() {
   n=0
   while IFS= read -r line; do
@@ -134,6 +141,8 @@ follow() {
     { [ -z "@{signed[seq]-}" ] || [ "@{signed[seq]}" = "$hash" ]; } || fail "$1: line $n: a checkpoint states another hash"
   done < "$1"
 }
+follow before.txt
+[ "$prev" = "$(field prev_hash_before_first)" ] || fail 'before.txt: the manifest states another hash'
 follow records.txt
 [ "$n" = "$(field record_count)" ] || fail 'records.txt: the manifest states another number of records'
 [ "$prev" = "$(field head_hash)" ] || fail 'records.txt: the manifest states another last hash'
@@ -142,6 +151,79 @@ follow lead.txt
 [ "$(field chain_intact)" = true ] || fail 'the manifest states a broken chain'
 { [ "$seq" = "$checkpoint" ] && [ "@{signed[seq]-}" = "$prev" ]; } ||
   fail 'checkpoints.txt: no checkpoint at or after the last record'
+decided=$checkpoint
+
+# 5. The parts of the audit log: each is a line with the hash before it, and records up to one whose hash was signed.
+read_notes audit-checkpoints.txt audit own
+closed=yes
+n=0
+while IFS= read -r line; do
+  if [[ $line =~ ^[0-9a-f]{64}$ ]]; then
+    [ "$closed" = yes ] || fail "audit.txt: line $n: no checkpoint at the end of a part"
+    prev=$line
+    closed=no
+    continue
+  fi
+  n=$((n + 1))
+  hash=@{line%% *}
+  text=@{line#* }
+  computed=$(printf '%s\n%s' "$prev" "$text" | b3sum --no-names)
+  [ "$computed" = "$hash" ] || fail "audit.txt: record $n"
+  prev=$hash
+  closed=no
+  if [[ $text =~ $place ]]; then
+    at=@{BASH_REMATCH[1]}
+    { [ -z "@{signed[at]-}" ] || [ "@{signed[at]}" = "$hash" ]; } || fail "audit.txt: record $n: a checkpoint states another hash"
+    [ -z "@{signed[at]-}" ] || closed=yes
+  fi
+done < audit.txt
+[ "$closed" = yes ] || fail "audit.txt: no checkpoint at the end of a part"
+[ "$n" = "$(field audit_record_count)" ] || fail 'audit.txt: the manifest states another number of records'
+
+# 6. Each hold that permitted a record: who approved it, and that its terms were met before it was used.
+part() { local key="\"$2\":\"([^\"]*)\""; [[ $1 =~ $key ]] && printf '%s' "@{BASH_REMATCH[1]}"; }
+holds=()
+while IFS= read -r line; do
+  case $line in *'"decision":"allow"'* | *'"decision":"allow_with_masking"'*) ;; *) continue ;; esac
+  hold=$(part "$line" escrow_id)
+  case " @{holds[*]-} " in *" $hold "*) ;; *) [ -z "$hold" ] || holds+=("$hold") ;; esac
+done < records.txt
+for hold in @{holds[@]+"@{holds[@]}"}; do
+  terms=
+  state=unopened
+  voters=' '
+  met=$'\n'
+  while IFS= read -r line; do
+    case $line in *"\"target_id\":\"$hold\",\"target_type\":\"escrow\""*) ;; *) continue ;; esac
+    detail=$(part "$line" detail)
+    case $(part "$line" action) in
+      escrow.created) terms=$detail && state=open ;;
+      escrow.vote_cast)
+        who=$(part "$line" actor_id)
+        if [ "$state" = open ] && [ "$detail" = approve ]; then
+          case $voters in *" $who "*) ;; *) voters="$voters$who " ;; esac
+        fi
+        ;;
+      escrow.condition_reported)
+        [ "$state" = open ] || continue
+        condition=@{detail% is *}
+        met=@{met//$'\n'"$condition"$'\n'/$'\n'}
+        case $detail in *' is met') met="$met$condition"$'\n' ;; esac
+        ;;
+      escrow.released) [ "$state" = open ] && state=released ;;
+      escrow.consumed) [ "$state" = released ] && state=consumed ;;
+    esac
+  done < audit.txt
+  [ "$state" = consumed ] || fail "audit.txt: hold $hold: not shown to be opened, released and used"
+  form='^([a-z_]+), ([0-9]+) approvals?(, ([0-9]+) conditions?)?(, |$)'
+  [[ $terms =~ $form ]] || fail "audit.txt: hold $hold: its terms are not readable"
+  read -ra people <<< "$voters"
+  conditions=$(printf '%s' "@{met#?}" | grep -c '')
+  { [ "@{BASH_REMATCH[1]}" = time_delayed ] || [ "@{#people[@]}" -ge "@{BASH_REMATCH[2]}" ]; } &&
+    [ "$conditions" -ge "@{BASH_REMATCH[4]:-0}" ] || fail "audit.txt: hold $hold: its terms were not met"
+  echo "hold $hold ($terms): approved by @{people[*]:-nobody}"
+done
+checkpoint=$decided
 echo "$ok"
 echo "tied to the signed checkpoint of record $checkpoint"
 echo "signed by $fingerprint; compare this with what the operator publishes"
@@ -187,6 +269,8 @@ it, a newline and the record. Begin with prev_hash_before_first from manifest.js
 
 The last hash must be head_hash, the number record_count. The same loop over lead.txt, begun with prev=<head_hash>,
 leads from there to the checkpoint: its last hash is the one that was signed. (Where lead.txt is empty, head_hash is.)
+The loop over before.txt, begun with prev=<start_hash>, ends with prev_hash_before_first: that is the record before the
+first one. Its time, and that of the first record in lead.txt, lie outside the window: nothing of it was left out.
 
 The checkpoints. Each note in checkpoints.txt states, signed at its time, which hash the record of that number had.
 Make a directory beside this one and go there, since check.sh refuses files that the manifest does not list; P is this
@@ -206,17 +290,24 @@ former_keys of manifest.json is of an installation that the tenant came from: it
 and, in a line "generation", up to "generation" accepted losses. The last command finds the record. The note whose third line is checkpoint_seq must be there, and name the last record of lead.txt, or of
 records.txt where lead.txt is empty.
 
+Who approved. audit.txt holds parts of the audit log. A part begins with a line that is only a hash, and the loop above,
+begun with it, leads through the part to a record whose hash is stated by a note in audit-checkpoints.txt. For each hold
+that permitted a record (escrow_id) check.sh prints who approved it; in the lines of audit.txt with its id, action says
+what happened, actor_id who did it, reason why, and before_hash what they were shown.
+
 ## What it shows, and what not
 
-It shows who signed, that the records are complete and in order from first_seq to last_seq, and that they are
-unchanged since the checkpoint of record checkpoint_seq was signed. A checkpoint that was kept elsewhere (the operator
+It shows who signed, that the records are complete and in order from first_seq to last_seq, that no other record of the
+window was there, and that they are unchanged since the checkpoint of record checkpoint_seq was signed. chain_head is
+the last record of the whole chain that the maker knew at the time "at". A checkpoint that was kept elsewhere (the operator
 serves each one) shows the same without trust in the signer.
 In a session's package (session_id) the first and the last record are of that session; what lies between may be of
-others, since the chain can only be checked without gaps.
+others, since the chain can only be checked without gaps. That the session has no record elsewhere is the word of the
+signer, except for the packed neighbors.
 "chain_intact": false means that the chain was already broken when the package was made, or that no signed checkpoint
 vouches for the records: the package is then signed evidence of that, and first_mismatch_id, where it is given, names
 the record where it starts. altered_checkpoints, where it is given, lists the records whose stored checkpoints no key
-had signed; those are not in the package.
+had signed; those are not in the package. fault, where it is given, says what the maker found beside the texts.
 It does not show that an enforcement point reported every decision, nor the time, beyond the word of the signer.
 
 The bundles in bundles/ are the signed policy bundles that were in force; records name them in bundle_hash, so that a

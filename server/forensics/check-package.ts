@@ -5,7 +5,9 @@ import { canonicalJson } from '../lib/canonical-json.ts';
 import { keyFingerprint, keyThumbprint, sha256Tag } from '../lib/crypto.ts';
 import { isWrittenTar, readTar } from '../lib/tar.ts';
 import { openBundle } from '../policy/bundle.ts';
+import { type AuditFound, type AuditLine, approvalsOf, type HoldApproval, policyLines } from './approvals.ts';
 import {
+  auditOf,
   bundleName,
   fileSums,
   type LossRecord,
@@ -50,6 +52,12 @@ export interface Report {
   last_seq?: number | null;
   record_count?: number;
   chain_intact?: boolean;
+  /** The last record of the chain when the package was made, as its maker states it. */
+  chain_head?: Manifest['chain_head'];
+  /** Of each hold that permitted a record: who approved it. */
+  approvals?: HoldApproval[];
+  /** What was decided on the versions of policies that records name. */
+  policies?: AuditLine[];
   first_mismatch_id?: string;
   public_key_fingerprint?: string;
   /** The losses that the chain's operator accepted, as stated by records in the package. */
@@ -178,31 +186,44 @@ function inspectV1(files: ReadonlyMap<string, Uint8Array>, trust: Trust, report:
   const heads =
     signers &&
     attempt(report, 'checkpoints', () =>
-      openNotes(splitNotes(text(file(files, 'checkpoints.txt'))), signers, manifest.tenant_id),
+      openNotes(splitNotes(text(file(files, 'checkpoints.txt'))), signers, {
+        tenantId: manifest.tenant_id,
+        chain: manifest.chain,
+      }),
     );
-  const records = files.get('records.txt');
-  const lead = files.get('lead.txt');
-  if (records && lead)
-    inspectRecords(records, lead, manifest, { heads: heads ?? [], keys: signers ?? [] }, files, report);
+  const audited =
+    keys &&
+    attempt(report, 'audit checkpoints', () => {
+      const notes = splitNotes(text(file(files, 'audit-checkpoints.txt')));
+      const { tenant_id, former_keys: former } = manifest;
+      return auditOf({ tenant_id, keys, former }, file(files, 'audit.txt'), notes);
+    });
+  const [before, records, lead] = ['before.txt', 'records.txt', 'lead.txt'].map((name) => files.get(name));
+  if (before && records && lead) {
+    const trusted = { heads: heads ?? [], keys: signers ?? [], audited: audited ?? { count: 0, lines: [] } };
+    inspectRecords({ before, records, lead }, manifest, trusted, files, report);
+  }
   if (keys) inspectBundles(files, keys, manifest, report);
 }
 
 function inspectRecords(
-  records: Uint8Array,
-  lead: Uint8Array,
+  { before, records, lead }: Record<'before' | 'records' | 'lead', Uint8Array>,
   manifest: Manifest,
-  { heads, keys }: { heads: ReturnType<typeof openNotes>; keys: readonly NoteKey[] },
+  { heads, keys, audited }: { heads: ReturnType<typeof openNotes>; keys: readonly NoteKey[]; audited: AuditFound },
   files: ReadonlyMap<string, Uint8Array>,
   report: Report,
 ): void {
   const { from, to, session_id } = manifest;
   const span = session_id === null ? { from: from ?? '', to: to ?? '' } : { session_id };
   const check = new RangeCheck(manifest, span, heads);
+  check.before(before);
   check.records(records);
   check.lead(lead);
-  const found = check.finish();
+  const found = check.finish(manifest.fault);
   const { linked } = found;
-  report.chain_intact = found.intact;
+  const allIntact = found.intact && audited.reason === undefined;
+  report.chain_intact = allIntact;
+  report.chain_head = manifest.chain_head;
   report.losses = found.losses.map((loss) => readLoss(loss, keys, manifest.tenant_id));
   if (found.firstMismatchId !== undefined) report.first_mismatch_id = found.firstMismatchId;
   report.checks.push({
@@ -217,7 +238,28 @@ function inspectRecords(
       detail: found.reason ?? `the chain up to record ${found.checkpointSeq} was signed`,
     });
   }
+  report.checks.push({
+    name: 'audit',
+    ok: audited.reason === undefined,
+    detail: audited.reason ?? `${audited.count} records of the audit log`,
+  });
+  const approvals = approvalsOf(found.names, audited.lines);
+  report.approvals = approvals;
+  const unshown = approvals.filter(({ fault }) => fault !== undefined);
+  report.checks.push({
+    name: 'approvals',
+    ok: unshown.length === 0,
+    detail: unshown[0] ? `hold ${unshown[0].hold}: ${unshown[0].fault}` : `${approvals.length} executed holds`,
+  });
+  report.policies = policyLines(found.names, audited.lines);
   attempt(report, 'range', () => {
+    if (found.firstSeq !== manifest.first_seq) throw new Error('the first record is not the first_seq of the manifest');
+    if (found.hashBefore !== manifest.prev_hash_before_first) {
+      throw new Error('the record before the first one has another hash than prev_hash_before_first');
+    }
+    if (audited.count !== manifest.audit_record_count) {
+      throw new Error(`there are ${audited.count} audit records, the manifest states ${manifest.audit_record_count}`);
+    }
     if (found.recordCount !== manifest.record_count) {
       throw new Error(`there are ${found.recordCount} records, the manifest states ${manifest.record_count}`);
     }
@@ -235,7 +277,7 @@ function inspectRecords(
   });
   attempt(report, 'statement', () => {
     const { chain_intact: intact, first_mismatch_id: id } = manifest;
-    if (intact !== found.intact) throw new Error(`the manifest states chain_intact ${intact}, which is not so`);
+    if (intact !== allIntact) throw new Error(`the manifest states chain_intact ${intact}, which is not so`);
     if (id !== found.firstMismatchId) throw new Error('the manifest names another first_mismatch_id');
     return intact ? undefined : 'the manifest states what is wrong with the chain as it was found here';
   });
@@ -316,6 +358,7 @@ const MANIFEST_V1 = {
   version: (value) => value === 1,
   package_id: isText,
   tenant_id: isText,
+  chain: (value) => value === 'forensics' || value === 'audit',
   purpose: isText,
   from: (value) => value === null || isText(value),
   to: (value) => value === null || isText(value),
@@ -323,14 +366,18 @@ const MANIFEST_V1 = {
   first_seq: isSeq,
   last_seq: isSeq,
   record_count: isCount,
+  start_hash: isHash,
   prev_hash_before_first: isHash,
   head_hash: isHash,
+  chain_head: (value) => isMap(value) && isHeadV1(value as object),
   checkpoint_seq: isSeq,
   chain_intact: (value) => typeof value === 'boolean',
   first_mismatch_id: (value) => value === undefined || isText(value),
   altered_checkpoints: (value) =>
     value === undefined ||
     (Array.isArray(value) && value.length > 0 && value.every((seq) => seq !== null && isSeq(seq))),
+  fault: (value) => value === undefined || (isMap(value) && isFaultV1(value as object)),
+  audit_record_count: isCount,
   record_alg: (value) => value === RECORD_ALG,
   files: (value) => isMap(value) && Object.entries(value as object).every(([name, sums]) => isFileV1(name, sums)),
   public_key_fingerprint: isText,
@@ -339,6 +386,16 @@ const MANIFEST_V1 = {
   former_keys: (value) => value === undefined || (isMap(value) && Object.entries(value as object).every(isFormerV1)),
 } satisfies { [K in keyof Required<Manifest>]: (value: unknown) => boolean };
 
+function isHeadV1(value: object): boolean {
+  const { seq, hash, at } = value as Record<string, unknown>;
+  return Object.keys(value).length === 3 && isCount(seq) && isHash(hash) && isText(at);
+}
+
+function isFaultV1(value: object): boolean {
+  const { seq, reason } = value as Record<string, unknown>;
+  return Object.keys(value).length === 2 && isCount(seq) && isText(reason);
+}
+
 function isFormerV1([fingerprint, limit]: [string, unknown]): boolean {
   if (!/^sha256:[0-9a-f]{64}$/.test(fingerprint) || !isMap(limit)) return false;
   const { seq, generation, bundles } = limit as Record<string, unknown>;
@@ -346,7 +403,8 @@ function isFormerV1([fingerprint, limit]: [string, unknown]): boolean {
 }
 
 function isFileV1(name: string, sums: unknown): boolean {
-  const known = /^(records\.txt|lead\.txt|checkpoints\.txt|pubkey\.pem|VERIFY\.md|check\.sh|SHA256SUMS|B3SUMS)$/;
+  const known =
+    /^(before\.txt|records\.txt|lead\.txt|checkpoints\.txt|audit\.txt|audit-checkpoints\.txt|pubkey\.pem|VERIFY\.md|check\.sh|SHA256SUMS|B3SUMS)$/;
   if (!known.test(name) && !/^bundles\/[0-9a-f]{64}\.svcb$/.test(name)) return false;
   if (!isMap(sums)) return false;
   const { blake3, sha256, size } = sums as Record<string, unknown>;
@@ -370,9 +428,12 @@ function readManifest(bytes: Uint8Array): Manifest {
     throw new Error('first_seq and last_seq disagree');
   if ((manifest.first_seq === null) !== (manifest.record_count === 0)) throw new Error('record_count disagrees');
   for (const name of [
+    'before.txt',
     'records.txt',
     'lead.txt',
     'checkpoints.txt',
+    'audit.txt',
+    'audit-checkpoints.txt',
     'pubkey.pem',
     'SHA256SUMS',
     'B3SUMS',
@@ -410,10 +471,12 @@ function newReport(kind: Report['kind']): Report {
   return { kind, verified: false, authentic: false, checks: [], notes: [] };
 }
 
+const ABOUT_CHAINS: ReadonlySet<string> = new Set(['chain', 'checkpoint', 'audit', 'approvals']);
+
 /** A fault in the chain does not affect authenticity: evidence of a broken chain is evidence. */
 function conclude(report: Report): Report {
   const failed = report.checks.filter((check) => !check.ok);
-  const doubts = failed.filter((check) => check.name !== 'chain' && check.name !== 'checkpoint');
+  const doubts = failed.filter(({ name }) => !ABOUT_CHAINS.has(name));
   report.authentic = doubts.length === 0;
   report.verified = failed.length === 0;
   const [doubt] = doubts;
@@ -421,7 +484,10 @@ function conclude(report: Report): Report {
   if (doubt) report.reason = `${doubt.name}: ${doubt.detail}`;
   else if (broken?.name === 'chain') {
     report.reason = `the chain was already broken when the package was signed: ${broken.detail}`;
-  } else if (broken) report.reason = `the records are not tied to a signed checkpoint: ${broken.detail}`;
+  } else if (broken?.name === 'checkpoint') {
+    report.reason = `the records are not complete and tied to a signed checkpoint: ${broken.detail}`;
+  } else if (broken?.name === 'audit') report.reason = `the part of the audit log is not intact: ${broken.detail}`;
+  else if (broken) report.reason = `it does not show who approved: ${broken.detail}`;
   return report;
 }
 

@@ -4,16 +4,23 @@ import { EvidencePackage, type EvidencePackageRow } from '../../db/entities/inde
 import type { Asker, Database, WriteAudit } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
 import { type Checkpoints, InconsistentChain } from '../chain/checkpoint.ts';
-import { idHash, ZERO_HASH } from '../chain/record.ts';
+import { RECORDS } from '../chain/loss.ts';
+import { type Columns, compareAudit } from '../chain/received-rows.ts';
+import { AUDIT_COLUMNS, type ChainName, idHash, ZERO_HASH } from '../chain/record.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
+import type { Verifications } from '../chain/verifications.ts';
+import { compareDecision } from '../chain/verify.ts';
 import type { Actor } from '../domain/audit.ts';
+import { DERIVED_COLUMNS } from '../domain/decision.ts';
 import { AppError } from '../errors.ts';
 import type { FormerKey, Keyring } from '../keys/keyring.ts';
 import type { Clock } from '../lib/clock.ts';
 import { keyFingerprint } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 import { readTarHeader, TAR_BLOCK, tarPadding } from '../lib/tar.ts';
+import { type AuditNames, type PackedSegment, POLICY_ACTIONS } from './approvals.ts';
 import {
+  type ChainFault,
   type FormerKeyLimit,
   MANIFEST,
   MAX_PACKAGE_RECORDS,
@@ -35,6 +42,7 @@ interface StoredNote {
 export interface PackageSummary {
   package_id: string;
   purpose: string;
+  chain: ChainName;
   from: string;
   to: string;
   /** Only for a session's package. */
@@ -59,9 +67,13 @@ const AT_ONCE = 2;
 /** How much one statement reads of the records: up to this many bytes of text, and at least one record. */
 const PAGE_BYTES = 256 * 1024;
 const PAGE_ROWS = 500;
+/** Maximum number of audit records in a package about decisions. */
+const MAX_AUDIT = 50_000;
 
 type ExportInput = {
   purpose: string;
+  /** By default, the decisions. */
+  chain?: ChainName | undefined;
   from?: string | undefined;
   to?: string | undefined;
   sequence_id?: string | undefined;
@@ -74,6 +86,7 @@ export class Evidence {
   readonly #audit: WriteAudit;
   readonly #keyring: Keyring;
   readonly #checkpoints: Checkpoints;
+  readonly #verifications: Pick<Verifications, 'verify'>;
   readonly #running = new Set<string>();
   readonly #waiting: (() => void)[] = [];
   #free = AT_ONCE;
@@ -84,12 +97,14 @@ export class Evidence {
     audit: WriteAudit;
     keyring: Keyring;
     checkpoints: Checkpoints;
+    verifications: Pick<Verifications, 'verify'>;
   }) {
     this.#db = parts.db;
     this.#clock = parts.clock;
     this.#audit = parts.audit;
     this.#keyring = parts.keyring;
     this.#checkpoints = parts.checkpoints;
+    this.#verifications = parts.verifications;
   }
 
   /**
@@ -98,11 +113,13 @@ export class Evidence {
    * too, or the chain could not be checked. Once it resolves, the package and its audit record are committed. TOO_MANY_RECORDS,
    * with how to split the range, over 10,000 records; RATE_LIMITED while the tenant has another export under way.
    *
-   * First the chain is compared with everything known about it: all notes, heads and files. If it contradicts them, there is no
-   * package: records that once were there may be missing from it, and nothing in it would show that. The chain is closed, the
-   * alarm is raised, and this rejects with ChainClosed. The package reaches on to a signed checkpoint at or after its last
-   * record; if there is none yet, one is signed first. A package of records that were altered where they stand is made and signed
-   * all the same, and states that it is broken: evidence of tampering is evidence.
+   * First both chains are compared with everything known about them: all notes, heads and files. If one contradicts them, there
+   * is no package: records that once were there may be missing from it, and nothing in it would show that. The chain is closed,
+   * the alarm is raised, and this rejects with ChainClosed. The package has the record before its first and, unless its last is
+   * the end of the chain, the one after it, and reaches on to a signed checkpoint; if there is none yet, one is signed first.
+   * Nothing in it rests on a column: those of its records are compared with the texts, and before a session's package the whole
+   * chain is verified, because its place is looked up by a column. A package of records that were altered where they stand is
+   * made and signed all the same, and states that it is broken: evidence of tampering is evidence.
    */
   async export(
     tenantId: string,
@@ -130,19 +147,29 @@ export class Evidence {
   ): Promise<PackageSummary> {
     const now = new Date(this.#clock.now());
     const window = this.#span(input);
-    await this.#checkpoints.inspect(tenantId, 'forensics');
     const session = input.sequence_id;
-    const { first: start, last: end } =
+    const { chain = 'forensics' } = input;
+    const { head } = await this.#checkpoints.inspect(tenantId, chain);
+    if (chain === 'forensics') await this.#checkpoints.inspect(tenantId, 'audit');
+    const verified = session === undefined ? undefined : await this.#verifications.verify(tenantId, 'forensics');
+    const { first: start, last } =
       session === undefined
-        ? await this.#window(tenantId, window.from, window.to, { person: by.person })
+        ? await this.#window(tenantId, chain, window.from, window.to, { person: by.person })
         : await this.#session(tenantId, session);
-    const { notes, altered } = await this.#notes(tenantId, start, end);
+    // what came since is no part of it: it would not go together with the head that it states
+    const end = Math.min(last, head.seq);
+    const { notes, altered } = await this.#notes(tenantId, chain, start, end, head.seq);
     const tied = Math.max(end, ...notes.map(({ seq }) => seq));
-    const before = await this.#db.query<{ hash: Buffer }>(
-      tenantId,
-      'select hash from forensic_record where tenant_id = $1 and seq = $2',
-      [tenantId, start - 1],
-    );
+    let fault: ChainFault | undefined;
+    if (verified && !verified.verified) {
+      const why = verified.reason ?? 'no reason is known';
+      const reason = `the chain does not verify, so records of the session may be missing: ${why}`;
+      fault = { seq: verified.first_mismatch_seq ?? 0, reason };
+    }
+    const onFault = (found: ChainFault) => {
+      fault ??= found;
+    };
+    const before = await this.#before(tenantId, chain, start);
     const { current } = this.#keyring;
     const id = newId('pkg', now.getTime());
     return this.#db.transaction(tenantId, async (em) => {
@@ -166,6 +193,7 @@ export class Evidence {
           {
             package_id: id,
             tenant_id: tenantId,
+            chain,
             purpose: input.purpose,
             span:
               session === undefined
@@ -173,13 +201,16 @@ export class Evidence {
                 : { session_id: session },
             created_at: now.toISOString(),
             exporter: by.person,
-            prev_hash_before_first: before[0]?.hash.toString('hex') ?? ZERO_HASH,
-            records: () => this.#records(tenantId, start, end),
-            lead: () => this.#records(tenantId, end + 1, tied),
+            before,
+            chain_head: { ...head, at: now.toISOString() },
+            records: () => this.#records(tenantId, chain, start, end, onFault),
+            lead: () => this.#records(tenantId, chain, end + 1, tied, onFault),
+            fault: () => fault,
+            audit: chain === 'forensics' ? (names) => this.#auditParts(tenantId, names) : undefined,
             checkpoints: notes.map(({ note }) => note),
             altered_checkpoints: altered.length > 0 ? altered : undefined,
             bundles: (hashes) => this.#bundles(tenantId, hashes),
-            ...this.#keys(tenantId),
+            ...this.#keys(tenantId, chain),
             sign: (data) => sign(null, data, current.privateKey),
           },
           (bytes) => chunks.write(bytes),
@@ -190,6 +221,7 @@ export class Evidence {
       const summary: PackageSummary = {
         package_id: id,
         purpose: input.purpose,
+        chain,
         from: from ?? window.from.toISOString(),
         to: to ?? window.to.toISOString(),
         sequence_id: session ?? null,
@@ -204,13 +236,14 @@ export class Evidence {
         created_at: now.toISOString(),
       };
       await em.execute(
-        `insert into evidence_package (tenant_id, id, purpose, from_at, to_at, session_id, first_seq, last_seq,
+        `insert into evidence_package (tenant_id, id, purpose, chain, from_at, to_at, session_id, first_seq, last_seq,
            record_count, chain_intact, package_hash, public_key_fingerprint, size, created_by, created_at)
-         values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+         values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
         [
           tenantId,
           id,
           input.purpose,
+          chain,
           new Date(summary.from),
           new Date(summary.to),
           session ?? null,
@@ -264,66 +297,153 @@ export class Evidence {
     else this.#free++;
   }
 
-  /** The records at these positions as stored, a page at a time. */
-  async *#records(tenantId: string, from: number, to: number): AsyncGenerator<PackedRecord> {
+  /** The records at these positions as stored, a page at a time; `onFault` is told of each whose columns differ from its text. */
+  async *#records(
+    tenantId: string,
+    chain: ChainName,
+    from: number,
+    to: number,
+    onFault?: (fault: ChainFault) => void,
+  ): AsyncGenerator<PackedRecord & { line: string }> {
+    const { table, id } = RECORDS[chain];
+    const columns = chain === 'forensics' ? DERIVED_COLUMNS.map(({ column }) => column) : AUDIT_COLUMNS;
     for (let next = from; next <= to; ) {
       // the length of a text is known without reading it
-      const rows = await this.#db.query<{ seq: number; hash: Buffer; line: string }>(
+      const rows = await this.#db.query<{ seq: number; hash: Buffer; line: string } & Columns>(
         tenantId,
-        `select seq, hash, line from (
-           select seq, hash, line, octet_length(line) as size, sum(octet_length(line)) over (order by seq) as total
-           from forensic_record where tenant_id = $1 and seq between $2 and $3 order by seq limit ${PAGE_ROWS}) page
+        `select seq, hash, line, ${id}, (extract(epoch from received_at) * 1000)::float8 as received_at_ms, ${columns.join(', ')}
+         from (select *, octet_length(line) as size, sum(octet_length(line)) over (order by seq) as total
+           from ${table} where tenant_id = $1 and seq between $2 and $3 order by seq limit ${PAGE_ROWS}) page
          where total - size < ${PAGE_BYTES} order by seq`,
         [tenantId, next, to],
       );
-      for (const { seq, hash, line } of rows) yield { seq, hash: hash.toString('hex'), line };
+      for (const row of rows) {
+        const { seq, hash, line } = row;
+        const differs = onFault && columnOf(chain, row);
+        if (differs !== undefined)
+          onFault?.({ seq, reason: `the stored ${differs} of record ${seq} is not that of its text` });
+        yield { seq, hash: hash.toString('hex'), line };
+      }
       if (rows.length === 0) return;
       next = rows.at(-1)!.seq + 1;
     }
   }
 
-  #keys(tenantId: string): Pick<PackageParts, 'keys' | 'former'> {
+  /** The record before this position and the hash before that; undefined before record 1. */
+  async #before(tenantId: string, chain: ChainName, seq: number): Promise<PackageParts['before']> {
+    if (seq <= 1) return undefined;
+    const found: (PackedRecord & { line: string })[] = [];
+    for await (const record of this.#records(tenantId, chain, seq - 2, seq - 1)) found.push(record);
+    const record = found.find((one) => one.seq === seq - 1);
+    const prev_hash = found.find((one) => one.seq === seq - 2)?.hash ?? ZERO_HASH;
+    return record && { prev_hash, record };
+  }
+
+  #keys(tenantId: string, chain: ChainName): Pick<PackageParts, 'keys' | 'former'> {
     const { current, all } = this.#keyring;
     const former = this.#keyring.formerOf(tenantId);
     const others = [...all.filter((key) => key.kid !== current.kid), ...former];
-    return { keys: [current.publicKey, ...others.map((key) => key.publicKey)], former: limitsOf(former) };
+    return { keys: [current.publicKey, ...others.map((key) => key.publicKey)], former: limitsOf(former, chain) };
   }
 
   /**
-   * The notes of the range and on to the first one at or after its end. If there is none, one is signed, unless the chain
+   * The notes of the range and on to the first one beyond it, up to the head. If there is none, one is signed, unless the chain
    * contradicts what was signed before: then the package goes without one and is not intact. A package is not intact either if a
    * note in its range was altered; such a note is left out.
    */
-  async #notes(tenantId: string, start: number, end: number): Promise<{ notes: StoredNote[]; altered: number[] }> {
-    const { keys, former } = this.#keys(tenantId);
-    const signers = signersOf(keys, former);
-    const isSound = ({ seq, note }: StoredNote) => {
-      try {
-        return openNotes([note], signers, tenantId)[0]!.seq === seq;
-      } catch {
-        return false;
-      }
-    };
+  async #notes(
+    tenantId: string,
+    chain: ChainName,
+    start: number,
+    end: number,
+    head: number,
+  ): Promise<{ notes: StoredNote[]; altered: number[] }> {
+    const { keys, former } = this.#keys(tenantId, chain);
+    const isSound = soundness(tenantId, chain, signersOf(keys, former));
+    const enough = Math.min(end + 1, head);
     const found = async () => {
-      const stored = await this.#db.query<StoredNote>(
-        tenantId,
-        `select seq, note from chain_checkpoint
-         where tenant_id = $1 and chain = 'forensics' and seq between $2 and $3 order by seq`,
-        [tenantId, Math.max(1, start - 1), end + MAX_LEAD],
-      );
+      const stored = await this.#storedNotes(tenantId, chain, Math.max(1, start - 1), end + MAX_LEAD);
       const sound = stored.filter(isSound);
-      return { stored, sound, cover: sound.find(({ seq }) => seq >= end) };
+      return { stored, sound, cover: sound.find(({ seq }) => seq >= enough) };
     };
     let { stored, sound, cover } = await found();
     if (!cover) {
-      await this.#checkpoints.take(tenantId, 'forensics').catch((error: Error) => {
-        if (!(error instanceof InconsistentChain)) throw error;
-      });
+      await this.#sign(tenantId, chain);
       ({ stored, sound, cover } = await found());
     }
     const last = cover?.seq ?? end;
     const [notes, all] = [sound, stored].map((list) => list.filter(({ seq }) => seq <= last));
     return { notes: notes!, altered: all!.filter((note) => !notes!.includes(note)).map(({ seq }) => seq) };
+  }
+
+  #storedNotes(tenantId: string, chain: ChainName, from: number, to: number): Promise<StoredNote[]> {
+    return this.#db.query<StoredNote>(
+      tenantId,
+      `select seq, note from chain_checkpoint where tenant_id = $1 and chain = $2 and seq between $3 and $4 order by seq`,
+      [tenantId, chain, from, to],
+    );
+  }
+
+  async #sign(tenantId: string, chain: ChainName): Promise<void> {
+    await this.#checkpoints.take(tenantId, chain).catch((error: Error) => {
+      if (!(error instanceof InconsistentChain)) throw error;
+    });
+  }
+
+  /**
+   * The parts of the audit chain about what records name: of a hold and of a stop from its first record to its last, of a version
+   * of a policy each that decided on it, and on to the next signed checkpoint. Where they are is looked up by columns: if one was
+   * altered, a part is missing, and svc-verify says which hold is not shown.
+   */
+  async #auditParts(tenantId: string, names: AuditNames) {
+    const spans = await this.#db.query<{ first: number; last: number }>(
+      tenantId,
+      `select min(seq) as first, max(seq) as last from audit_record
+       where tenant_id = $1 and (target_type = 'escrow' and target_id = any($2) or target_type = 'stop' and target_id = any($3))
+       group by target_type, target_id`,
+      [tenantId, [...names.holds], [...names.stops]],
+    );
+    const decided = await this.#db.query<{ seq: number; target_id: string; version: string }>(
+      tenantId,
+      `select seq, target_id, substring(line from '"detail":"version ([0-9]{1,9})[,"]') as version from audit_record
+       where tenant_id = $1 and target_type = 'policy' and target_id = any($2) and action = any($3)`,
+      [tenantId, [...names.policies.keys()], POLICY_ACTIONS],
+    );
+    for (const { seq, target_id, version } of decided) {
+      if (names.policies.get(target_id)?.has(Number(version))) spans.push({ first: seq, last: seq });
+    }
+    if (spans.length === 0) return { segments: [], checkpoints: [] };
+    spans.sort((a, b) => a.first - b.first);
+    const to = Math.max(...spans.map(({ last }) => last));
+    // a limit of a former key is about the decisions: in this part only keys of this installation count
+    const { keys, former } = this.#keys(tenantId, 'forensics');
+    const own = keys.filter((key) => !Object.hasOwn(former ?? {}, keyFingerprint(key)));
+    const sound = soundness(tenantId, 'audit', own);
+    const noted = async () =>
+      (await this.#storedNotes(tenantId, 'audit', spans[0]!.first, to + MAX_LEAD)).filter(sound);
+    let notes = await noted();
+    if (!notes.some(({ seq }) => seq >= to)) {
+      await this.#sign(tenantId, 'audit');
+      notes = await noted();
+    }
+    const merged: { first: number; last: number }[] = [];
+    for (const { first, last } of spans) {
+      const end = notes.find(({ seq }) => seq >= last)?.seq ?? last;
+      const before = merged.at(-1);
+      if (before && first <= before.last + 1) before.last = Math.max(before.last, end);
+      else merged.push({ first, last: end });
+    }
+    const count = merged.reduce((sum, { first, last }) => sum + last - first + 1, 0);
+    if (count > MAX_AUDIT) throw new RangeError(`a package holds at most ${MAX_AUDIT} audit records`);
+    const segments: PackedSegment[] = [];
+    for (const { first, last } of merged) {
+      const records: (PackedRecord & { line: string })[] = [];
+      for await (const record of this.#records(tenantId, 'audit', first - 1, last)) records.push(record);
+      const prev_hash = first > 1 && records[0]?.seq === first - 1 ? records.shift()!.hash : ZERO_HASH;
+      segments.push({ prev_hash, records });
+    }
+    const ends = new Set(merged.map(({ last }) => last));
+    return { segments, checkpoints: notes.filter(({ seq }) => ends.has(seq)).map(({ note }) => note) };
   }
 
   async #bundles(tenantId: string, hashes: ReadonlySet<string>): Promise<PackedBundle[]> {
@@ -351,21 +471,18 @@ export class Evidence {
    * What an export of the same range would contain now, and the parts in which it can be exported if it is too large for one
    * package: at most the first 100.
    */
-  async plan(
-    tenantId: string,
-    input: { from?: string | undefined; to?: string | undefined; sequence_id?: string | undefined },
-    asker: Asker,
-  ) {
+  async plan(tenantId: string, input: Omit<ExportInput, 'purpose'>, asker: Asker) {
     const span = this.#span(input);
+    const { chain = 'forensics' } = input;
     const { first, last } =
       input.sequence_id === undefined
-        ? await this.#bounds(tenantId, span.from, span.to, asker)
+        ? await this.#bounds(tenantId, chain, span.from, span.to, asker)
         : await this.#sessionBounds(tenantId, input.sequence_id);
     const receivedAt = async (seq: number) =>
       (
         await this.#db.query<{ received_at: Date }>(
           tenantId,
-          'select received_at from forensic_record where tenant_id = $1 and seq = $2',
+          `select received_at from ${RECORDS[chain].table} where tenant_id = $1 and seq = $2`,
           [tenantId, seq],
         )
       )[0]?.received_at;
@@ -377,7 +494,7 @@ export class Evidence {
         const to = last - seq < MAX_PACKAGE_RECORDS ? end : await receivedAt(seq + MAX_PACKAGE_RECORDS);
         // if one millisecond has more records than a package holds, time cannot tell them apart
         if (!to || to <= from) break;
-        const part = await this.#bounds(tenantId, from, to, asker);
+        const part = await this.#bounds(tenantId, chain, from, to, asker);
         parts.push({ from: from.toISOString(), to: to.toISOString(), record_count: part.last - part.first + 1 });
         seq = part.last + 1;
         from = to;
@@ -442,6 +559,10 @@ export class Evidence {
         faults: [{ pointer: '/sequence_id', message: 'has a span of its own: give either it or `from` and `to`' }],
       });
     }
+    if (input.sequence_id !== undefined && input.chain === 'audit') {
+      const message = 'the audit chain has no sessions: give `from` and `to`';
+      throw new AppError('VALIDATION_FAILED', undefined, { faults: [{ pointer: '/sequence_id', message }] });
+    }
     const to = input.to ? new Date(input.to) : new Date(this.#clock.now());
     const from = input.from ? new Date(input.from) : monthBefore(to);
     // years before 0 have no four-digit ISO 8601 form
@@ -457,14 +578,20 @@ export class Evidence {
    * The seq range of a time window. received_at never decreases along a chain, so the range is exact. A range without records
    * begins after the last record that was received before `from`.
    */
-  async #bounds(tenantId: string, from: Date, to: Date, asker: Asker): Promise<{ first: number; last: number }> {
+  async #bounds(
+    tenantId: string,
+    chain: ChainName,
+    from: Date,
+    to: Date,
+    asker: Asker,
+  ): Promise<{ first: number; last: number }> {
     return this.#db.readOnly(
       tenantId,
       async (client) => {
         await client.query(PLAN);
-        const end = await lastSeq(client, tenantId, 'forensics');
-        const first = await firstSince(client, tenantId, 'forensics', end, from.toISOString());
-        const next = await firstSince(client, tenantId, 'forensics', end, to.toISOString());
+        const end = await lastSeq(client, tenantId, chain);
+        const first = await firstSince(client, tenantId, chain, end, from.toISOString());
+        const next = await firstSince(client, tenantId, chain, end, to.toISOString());
         return { first, last: next - 1 };
       },
       asker,
@@ -472,12 +599,18 @@ export class Evidence {
   }
 
   /** The same, but throws TOO_MANY_RECORDS. */
-  async #window(tenantId: string, from: Date, to: Date, asker: Asker): Promise<{ first: number; last: number }> {
-    const { first, last } = await this.#bounds(tenantId, from, to, asker);
+  async #window(
+    tenantId: string,
+    chain: ChainName,
+    from: Date,
+    to: Date,
+    asker: Asker,
+  ): Promise<{ first: number; last: number }> {
+    const { first, last } = await this.#bounds(tenantId, chain, from, to, asker);
     if (last - first + 1 > MAX_PACKAGE_RECORDS) {
       const [next] = await this.#db.query<{ received_at: Date }>(
         tenantId,
-        'select received_at from forensic_record where tenant_id = $1 and seq = $2',
+        `select received_at from ${RECORDS[chain].table} where tenant_id = $1 and seq = $2`,
         [tenantId, first + MAX_PACKAGE_RECORDS],
       );
       throw new AppError(
@@ -518,6 +651,7 @@ function summaryOf(row: EvidencePackageRow): PackageSummary {
   return {
     package_id: row.id,
     purpose: row.purpose,
+    chain: row.chain as ChainName,
     from: row.fromAt.toISOString(),
     to: row.toAt.toISOString(),
     sequence_id: row.sessionId ?? null,
@@ -615,13 +749,35 @@ async function packed<T>(work: Promise<T>): Promise<T> {
   }
 }
 
+/** Whether a stored note is what a known key signed for its place. */
+function soundness(tenantId: string, chain: ChainName, keys: Parameters<typeof openNotes>[1]) {
+  return ({ seq, note }: StoredNote): boolean => {
+    try {
+      return openNotes([note], keys, { tenantId, chain })[0]!.seq === seq;
+    } catch {
+      return false;
+    }
+  };
+}
+
+/** The first column that differs from the text; undefined if none does, or if the text is none: the chain's check tells that. */
+function columnOf(chain: ChainName, row: { line: string } & Columns): string | undefined {
+  let record: Record<string, unknown>;
+  try {
+    record = JSON.parse(row.line);
+  } catch {
+    return undefined;
+  }
+  return chain === 'forensics' ? compareDecision(record, row) : compareAudit(record, row);
+}
+
 /** As stated in a package's manifest. */
-function limitsOf(former: readonly FormerKey[]): Record<string, FormerKeyLimit> | undefined {
+function limitsOf(former: readonly FormerKey[], chain: ChainName): Record<string, FormerKeyLimit> | undefined {
   if (former.length === 0) return undefined;
   return Object.fromEntries(
     former.map(({ publicKey, upTo }) => [
       keyFingerprint(publicKey),
-      { seq: upTo.forensics.seq, generation: upTo.forensics.generation, bundles: upTo.bundles },
+      { seq: upTo[chain].seq, generation: upTo[chain].generation, bundles: upTo.bundles },
     ]),
   );
 }

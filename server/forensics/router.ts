@@ -11,10 +11,13 @@ import type { Evidence } from './export.ts';
 
 const tag = 'forensics';
 
+const chainName = z.enum(['forensics', 'audit']).describe('decisions (default), or the audit log');
+
 const PackageOut = z
   .object({
     package_id: z.string(),
     purpose: z.string(),
+    chain: z.enum(['forensics', 'audit']),
     from: z.iso.datetime(),
     to: z.iso.datetime(),
     sequence_id: z.string().nullable().describe('the session, where the package is of one'),
@@ -36,9 +39,9 @@ export function forensicsRouter(evidence: Evidence) {
       'POST /v1/forensics/export',
       { role: 'viewer' },
       {
-        summary: 'Make a signed package of decision records',
+        summary: 'Make a signed package of decision records, or of the audit log',
         description:
-          'The records received from `from` (inclusive) to `to` (exclusive; default: the last month), or, with `sequence_id` in place of both, every record from the first to the last of a session. At most 10,000 records. `chain_intact` is true if they are unchanged up to a signed checkpoint at or after the last of them. One export at a time per tenant.',
+          'The records received from `from` (inclusive) to `to` (exclusive; default: the last month), or, with `sequence_id` in place of both, every record from the first to the last of a session. At most 10,000 records. `chain_intact` is true if they are complete and unchanged up to a signed checkpoint at or after the last of them. A package of decisions also has the parts of the audit log that tell who approved the holds and policies that they name. `chain: audit` makes one of the audit log itself. One export at a time per tenant.',
         tag,
         limit: 'export',
         status: 201,
@@ -48,6 +51,7 @@ export function forensicsRouter(evidence: Evidence) {
       .input(
         z.strictObject({
           purpose: text(500),
+          chain: chainName.optional(),
           from: timestamp.optional(),
           to: timestamp.optional(),
           sequence_id: text(200).optional(),
@@ -74,6 +78,7 @@ export function forensicsRouter(evidence: Evidence) {
     )
       .input(
         z.strictObject({
+          chain: chainName.optional(),
           from: timestamp.optional(),
           to: timestamp.optional(),
           sequence_id: text(200).optional(),

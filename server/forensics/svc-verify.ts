@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { ArchiveError } from '../lib/tar.ts';
+import type { HoldApproval } from './approvals.ts';
 import { MANIFEST } from './archive.ts';
 import {
   checkBundle,
@@ -235,10 +236,18 @@ function reportText(report: Found): string {
     ['bundle hash', report.bundle_hash],
     ['tenant', report.tenant_id],
     ['records', records(report)],
+    ['chain when it was made', headText(report)],
     ['key fingerprint', report.public_key_fingerprint],
   ]) {
     if (value !== undefined) lines.push(`  ${label}: ${value}`);
   }
+  for (const { target_id, detail, action, actor, at, reason } of report.policies ?? []) {
+    const why = reason === '' ? '' : `: ${reason}`;
+    lines.push(
+      `  policy ${target_id}: ${action.replace('policy.', '').replace('_', ' ')} by ${actor} at ${at} (${detail})${why}`,
+    );
+  }
+  for (const approval of report.approvals ?? []) lines.push(`  approval: ${approvalText(approval)}`);
   for (const loss of report.losses ?? []) lines.push(`  loss: ${lossText(loss)}`);
   for (const note of report.notes) lines.push(`  note: ${note}`);
   if (report.authentic && !report.verified)
@@ -250,6 +259,22 @@ function reportText(report: Found): string {
 function records({ record_count: count, first_seq: first, last_seq: last }: Report): string | undefined {
   if (count === undefined) return undefined;
   return first === null ? '0' : `${count} (${first} to ${last})`;
+}
+
+function headText({ chain_head: head, last_seq: last }: Report): string | undefined {
+  if (!head) return undefined;
+  const place = last === head.seq ? ', the last record of the package' : '';
+  return `${head.seq} records${place}, at ${head.at}`;
+}
+
+/** Who approved a hold, in words. */
+function approvalText({ hold, records, terms, approved_by, conditions, fault }: HoldApproval): string {
+  const what = `hold ${hold} (record ${records.join(', ')}${terms === '' ? '' : `; ${terms}`})`;
+  const by = [
+    ...approved_by.map(({ actor, at, reason }) => `approved by ${actor} at ${at}${reason ? `: ${reason}` : ''}`),
+    ...conditions.map(({ condition, by, at }) => `${condition} reported as met by ${by} at ${at}`),
+  ];
+  return `${what}: ${[...(by.length > 0 ? by : ['no approval']), ...(fault === undefined ? [] : [`NOT SHOWN: ${fault}`])].join('; ')}`;
 }
 
 /** An accepted loss in words. */

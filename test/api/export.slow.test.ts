@@ -11,7 +11,7 @@ import { checkPackage } from '../../server/forensics/check-package.ts';
 import { svcVerify } from '../../server/forensics/svc-verify.ts';
 import { sha256Tag } from '../../server/lib/crypto.ts';
 import { readTar } from '../../server/lib/tar.ts';
-import { event, sql } from '../helpers/api.ts';
+import { deploy, event, GUARD, sql } from '../helpers/api.ts';
 import { COLLIDING } from '../helpers/collisions.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 
@@ -94,16 +94,18 @@ describe('a package exported by the API', () => {
     const again = await server.call<Buffer>(200, whole.download, person);
     expect(again.body.equals(whole.bytes)).toBe(true);
 
-    // the window holds records 7 to 10, of which the checkpoint signed the last
+    // the window holds records 7 to 10: the checkpoint of the last says nothing of whether more came within it
     const part = await exported(person, { from, to });
     expect(part.manifest).toMatchObject({
       first_seq: 7,
       last_seq: 10,
-      checkpoint_seq: 10,
+      checkpoint_seq: 14,
       chain_intact: true,
       from,
       to,
     });
+    expect(part.manifest.chain_head).toMatchObject({ seq: 14, hash: whole.manifest.head_hash });
+    expect(verdicts(part.bytes).report.chain_head.seq).toBe(14);
     expect(verdicts(part.bytes)).toMatchObject({ verified: true });
     // the end of the first: it is led on to that checkpoint
     const first = await exported(person, { to: from });
@@ -302,6 +304,39 @@ describe('a database holder', () => {
     expect(verdicts(odd.bytes)).toMatchObject({ verified: false });
   });
 
+  test('who moves records out of a session by a column gets a package that says so, and does not verify', async () => {
+    const { tenant, person } = await history();
+    await sql(server, 'update forensic_record set session_h = session_h + 1 where tenant_id = $1 and seq in (7, 8)', [
+      tenant.id,
+    ]);
+    const { manifest, bytes } = await exported(person, { sequence_id: 'fraud' });
+    expect(manifest).toMatchObject({ chain_intact: false, fault: { seq: 7 } });
+    const { verified, report } = verdicts(bytes);
+    expect([verified, report.authentic]).toEqual([false, true]);
+    expect(report.reason).toContain('records of the session are outside the range');
+  });
+
+  test('who moves the first records out of a window by their columns gets none that verifies either', async () => {
+    const { tenant, person } = await history();
+    const [from, to] = [await timeOf(tenant, 6), await timeOf(tenant, 9)];
+    const earlier = new Date(Date.parse(from) - 1).toISOString();
+    await sql(server, 'update forensic_record set received_at = $2 where tenant_id = $1 and seq in (6, 7)', [
+      tenant.id,
+      earlier,
+    ]);
+    const { manifest, bytes } = await exported(person, { from, to });
+    expect(manifest).toMatchObject({ first_seq: 8, chain_intact: false });
+    expect(verdicts(bytes).report.reason).toContain('the record before the first one was received within the window');
+  });
+
+  test('who alters a column that no search reads gets a package that names it', async () => {
+    const { tenant, person } = await history();
+    await sql(server, 'update forensic_record set decision = 2 where tenant_id = $1 and seq = 8', [tenant.id]);
+    const { manifest, bytes } = await exported(person);
+    expect(manifest.fault).toEqual({ seq: 8, reason: 'the stored decision of record 8 is not that of its text' });
+    expect(verdicts(bytes).verified).toBe(false);
+  });
+
   test('who moves records out of a window by their columns gets no package of the window that verifies', async () => {
     const { tenant, person } = await history();
     const [from, to] = [await timeOf(tenant, 6), await timeOf(tenant, 9)];
@@ -310,6 +345,77 @@ describe('a database holder', () => {
     const { manifest, bytes } = await exported(person, { from, to });
     expect(manifest).toMatchObject({ record_count: 2, chain_intact: false });
     expect(verdicts(bytes).report.reason).toContain('received within the window');
+  });
+});
+
+describe('who approved', () => {
+  async function used() {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    const agent = await tenant.agent('agent-1', 'clerk');
+    const source = GUARD.replace('@escrow("single")', '@escrow("multi_party") @approvals("2")');
+    await deploy(server, tenant.admin, 'guard', source);
+    // the part about the policy ends here
+    await server.core.checkpoints.take(tenant.id, 'audit');
+    const action = { action_type: 'tool_call', tool_name: 'pay', call_id: 'c1' };
+    const held = await server.call<{ escrow: { id: string } }>(200, 'POST /v1/evaluate', agent, action);
+    const hold = held.body.escrow.id;
+    const approvers = [await tenant.person('approver'), await tenant.person('approver')];
+    for (const [n, approver] of approvers.entries()) {
+      const vote = { decision: 'approve', reason: `seen, "${n}" and \\` };
+      await server.call(200, `POST /v1/escrow/${hold}/vote`, approver, vote);
+    }
+    const done = await server.call(200, 'POST /v1/evaluate', agent, { ...action, resume: true });
+    expect(done.body.decision).toBe('allow');
+    return { tenant, person, hold, approvers };
+  }
+
+  test('is in the package of a decision, by the audit log itself, and both programs check it', async () => {
+    const { tenant, person, hold, approvers } = await used();
+    const { bytes, manifest } = await exported(person);
+    expect(manifest.audit_record_count).toBeGreaterThan(5);
+    const { report, script, verified } = verdicts(bytes);
+    expect(verified, report.reason).toBe(true);
+    const [approval] = report.approvals;
+    expect(approval).toMatchObject({ hold, terms: 'multi_party, 2 approvals' });
+    expect(approval.approved_by).toMatchObject([
+      { actor: expect.stringContaining('@example.test'), reason: 'seen, "0" and \\' },
+      { actor: expect.stringContaining('@example.test') },
+    ]);
+    expect(approval.approved_by[0].shown_hash).toMatch(/^sha256:/);
+    expect(report.policies.map(({ action }: { action: string }) => action)).toContain('policy.approved');
+    expect(script).toContain(`hold ${hold} (multi_party, 2 approvals): approved by`);
+    for (const { userId } of approvers) expect(script).toContain(userId);
+
+    // the audit log itself is exported in the same way
+    const log = await exported(person, { chain: 'audit' });
+    expect(log.manifest).toMatchObject({ chain: 'audit', chain_intact: true, first_seq: 1 });
+    expect(verdicts(log.bytes)).toMatchObject({ verified: true });
+    expect(Buffer.from(readTar(log.bytes).get('records.txt')!).toString()).toContain('"action":"escrow.vote_cast"');
+
+    // a vote that is hidden from its hold by a column is in the part all the same; a hidden opening is missed
+    const hide = (action: string) =>
+      sql(server, `update audit_record set target_id = 'x' where tenant_id = $1 and action = $2`, [tenant.id, action]);
+    await hide('escrow.vote_cast');
+    const still = await exported(person);
+    expect(verdicts(still.bytes).report.approvals[0].approved_by).toHaveLength(2);
+    await hide('escrow.created');
+    expect(verdicts((await exported(person)).bytes).report.reason).toContain('its opening is not in the package');
+  });
+
+  test('is not shown by votes that are altered, or cut out, in the audit log', async () => {
+    const { tenant, person } = await used();
+    await sql(
+      server,
+      `update audit_record set line = replace(line, '"detail":"approve"', '"detail":"reject"')
+       where tenant_id = $1 and action = 'escrow.vote_cast'`,
+      [tenant.id],
+    );
+    const { bytes, manifest } = await exported(person);
+    expect(manifest.chain_intact).toBe(false);
+    expect(verdicts(bytes).report).toMatchObject({ verified: false, authentic: true });
+    await sql(server, `delete from audit_record where tenant_id = $1 and action = 'escrow.vote_cast'`, [tenant.id]);
+    expect(verdicts((await exported(person)).bytes)).toMatchObject({ verified: false });
   });
 });
 

@@ -131,6 +131,9 @@ describe('a package', () => {
       'B3SUMS',
       'SHA256SUMS',
       'VERIFY.md',
+      'audit-checkpoints.txt',
+      'audit.txt',
+      'before.txt',
       `bundles/${bundle.hash.slice(7)}.svcb`,
       'check.sh',
       'checkpoints.txt',
@@ -201,7 +204,7 @@ describe('a package', () => {
     expect(manifest).toMatchObject({ session_id: 'sess_0k3', first_seq: 2, last_seq: 9, from, to, chain_intact: true });
     // a range that begins or ends with another session is not the session's
     const cut = await makePackage(rows.slice(1, 8), {
-      prev_hash_before_first: rows[0]!.hash.toString('hex'),
+      before: [rows[0]!],
       lead: rows.slice(8),
       checkpoints: [note(rows[9]!)],
       span: { session_id: 'sess_0k3' },
@@ -214,7 +217,7 @@ describe('a package', () => {
     const of = async (span: { from: string; to: string }) =>
       (
         await makePackage(rows.slice(2, 6), {
-          prev_hash_before_first: rows[1]!.hash.toString('hex'),
+          before: [rows[1]!, rows[0]!],
           lead: rows.slice(6),
           checkpoints: [note(rows[7]!)],
           span,
@@ -551,7 +554,7 @@ describe.skipIf(skipped !== '')(`an auditor without this software${skipped}`, ()
     // beside an empty window its place is the one that the lead states
     const rows = chain(8);
     const span = { from: '2027-01-01T00:00:00.000Z', to: '2027-02-01T00:00:00.000Z' };
-    const parts = { span, prev_hash_before_first: rows[2]!.hash.toString('hex') };
+    const parts = { span, before: [rows[2]!, rows[1]!] };
     const lead = rows
       .slice(3)
       .map((row) => (row.seq === 7 ? { ...row, line: row.line.replace('"alg"', '"Alg"') } : row));

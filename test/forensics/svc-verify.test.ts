@@ -280,10 +280,20 @@ describe('a package signed by its signer, but wrong', () => {
       (m) => Object.assign(m, { tenant_id: 'tnt_b' }),
     ],
     ['another count', ['range'], (m) => Object.assign(m, { record_count: 5 })],
-    ['another first_seq', ['chain', 'range', 'statement'], (m) => Object.assign(m, { first_seq: 2 })],
+    ['another first_seq', ['range'], (m) => Object.assign(m, { first_seq: 2 })],
     ['another last_seq', ['range'], (m) => Object.assign(m, { last_seq: 5 })],
     ['another head_hash', ['range'], (m) => Object.assign(m, { head_hash: hex })],
-    ['another hash before', ['chain', 'range', 'statement'], (m) => Object.assign(m, { prev_hash_before_first: hex })],
+    ['another hash before', ['range'], (m) => Object.assign(m, { prev_hash_before_first: hex })],
+    ['another start', ['chain', 'range', 'statement'], (m) => Object.assign(m, { start_hash: hex })],
+    ['another end of the chain', ['checkpoint', 'statement'], (m) => Object.assign(m.chain_head, { hash: hex })],
+    ['a longer chain', ['checkpoint', 'statement'], (m) => Object.assign(m.chain_head, { seq: 5 })],
+    ['a shorter chain', ['checkpoint', 'statement'], (m) => Object.assign(m.chain_head, { seq: 3, hash: hex })],
+    [
+      'a fault that it does not count',
+      ['checkpoint', 'statement'],
+      (m) => Object.assign(m, { fault: { seq: 2, reason: 'a' } }),
+    ],
+    ['audit records that are not there', ['range'], (m) => Object.assign(m, { audit_record_count: 1 })],
     ['a chain that is said to be broken', ['statement'], (m) => Object.assign(m, { chain_intact: false })],
     ['a mismatch that is none', ['statement'], (m) => Object.assign(m, { first_mismatch_id: 'evt_000002' })],
     ['records but no first_seq', ['manifest'], (m) => Object.assign(m, { first_seq: null })],
@@ -406,7 +416,7 @@ describe('a package of a broken chain', () => {
     row.seq === 9 ? { ...row, line: row.line.replace('"tool_name":"', '"tool_name":"x') } : row,
   );
   const notes = [note(all[3]!), note(all[11]!)];
-  const follows = (seq: number) => ({ prev_hash_before_first: all[seq - 2]!.hash.toString('hex') });
+  const follows = (seq: number) => ({ before: all.slice(Math.max(0, seq - 3), seq - 1).reverse() });
   test.each<[string, Parameters<typeof makePackage>, string | undefined, string]>([
     [
       'without its first records, up to exactly a checkpoint',
@@ -418,7 +428,7 @@ describe('a package of a broken chain', () => {
     [
       'without the first of its window',
       [all.slice(4), { span, checkpoints: notes, ...follows(3) }],
-      undefined,
+      'evt_000005',
       'broken',
     ],
     [
@@ -427,7 +437,12 @@ describe('a package of a broken chain', () => {
       JSON.parse(all[8]!.line).id,
       'broken',
     ],
-    ['with nothing signed after its empty window', [[], { span: empty, ...follows(7) }], undefined, 'not tied'],
+    [
+      'with nothing signed after its empty window',
+      [[], { span: empty, ...follows(7) }],
+      undefined,
+      'not complete and tied',
+    ],
     [
       'with a checkpoint that was altered',
       [all, { span, checkpoints: notes, altered_checkpoints: [8] }],

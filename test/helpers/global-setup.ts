@@ -63,7 +63,7 @@ async function startPostgres(dataDir: string): Promise<Server> {
     import('pg'),
   ]);
   chmodSync(dataDir, 0o755);
-  const settings = { max_connections: '200', shared_buffers: '64MB' };
+  const settings = { max_connections: '600', shared_buffers: '64MB' };
   const { SVC_TEST_PG_BIN } = process.env;
   const server = SVC_TEST_PG_BIN
     ? await startOther(SVC_TEST_PG_BIN, settings)

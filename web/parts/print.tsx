@@ -1,9 +1,10 @@
 import { Button } from '@mantine/core';
-import { IconPrinter } from '@tabler/icons-react';
+import { IconPackageExport, IconPrinter } from '@tabler/icons-react';
 import { encode } from 'uqr';
 import { useMe } from '../lib/session.ts';
 import { fullTime } from '../lib/time.ts';
 import { Hostile } from '../ui/hostile.tsx';
+import { ButtonLink } from '../ui/link.tsx';
 import './print.css';
 
 export function PrintButton() {
@@ -11,6 +12,19 @@ export function PrintButton() {
     <Button variant="default" leftSection={<IconPrinter size={16} aria-hidden />} onClick={() => window.print()}>
       Print
     </Button>
+  );
+}
+
+/** Leads to the export of a signed package of what the page shows. */
+export function EvidenceButton({
+  of,
+}: {
+  of: { from: string; to: string; purpose: string } | { session: string; purpose: string };
+}) {
+  return (
+    <ButtonLink to="/forensics" search={of} variant="default" leftSection={<IconPackageExport size={16} aria-hidden />}>
+      Evidence
+    </ButtonLink>
   );
 }
 

@@ -2685,8 +2685,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Make a signed package of decision records
-         * @description The records received from `from` (inclusive) to `to` (exclusive; default: the last month), or, with `sequence_id` in place of both, every record from the first to the last of a session. At most 10,000 records. `chain_intact` is true if they are unchanged up to a signed checkpoint at or after the last of them. One export at a time per tenant.
+         * Make a signed package of decision records, or of the audit log
+         * @description The records received from `from` (inclusive) to `to` (exclusive; default: the last month), or, with `sequence_id` in place of both, every record from the first to the last of a session. At most 10,000 records. `chain_intact` is true if they are complete and unchanged up to a signed checkpoint at or after the last of them. A package of decisions also has the parts of the audit log that tell who approved the holds and policies that they name. `chain: audit` makes one of the audit log itself. One export at a time per tenant.
          */
         post: operations["forensics-export"];
         delete?: never;
@@ -6041,6 +6041,8 @@ export interface components {
         EvidencePackage: {
             package_id: string;
             purpose: string;
+            /** @enum {string} */
+            chain: "forensics" | "audit";
             /** Format: date-time */
             from: string;
             /** Format: date-time */
@@ -17467,6 +17469,11 @@ export interface operations {
                  */
                 "application/json": {
                     purpose: string;
+                    /**
+                     * @description decisions (default), or the audit log
+                     * @enum {string}
+                     */
+                    chain?: "forensics" | "audit";
                     from?: string;
                     to?: string;
                     sequence_id?: string;
@@ -17487,6 +17494,7 @@ export interface operations {
                      * @example {
                      *       "package_id": "pkg_01m8hg9ambw4jdyxgz2zf677st",
                      *       "purpose": "x",
+                     *       "chain": "forensics",
                      *       "from": "2026-10-28T16:37:18.091Z",
                      *       "to": "2026-11-28T16:37:18.091Z",
                      *       "sequence_id": null,
@@ -17519,6 +17527,7 @@ export interface operations {
     "forensics-plan": {
         parameters: {
             query?: {
+                chain?: "forensics" | "audit";
                 from?: string;
                 to?: string;
                 sequence_id?: string;
@@ -17600,6 +17609,7 @@ export interface operations {
                      *         {
                      *           "package_id": "pkg_01m8hg8rwnyzx2y7qk8sr3q3ne",
                      *           "purpose": "audit",
+                     *           "chain": "forensics",
                      *           "from": "2026-10-28T16:36:59.925Z",
                      *           "to": "2026-11-28T16:36:59.925Z",
                      *           "sequence_id": null,
@@ -17659,6 +17669,7 @@ export interface operations {
                      * @example {
                      *       "package_id": "pkg_01m8hg8rwnyzx2y7qk8sr3q3ne",
                      *       "purpose": "audit",
+                     *       "chain": "forensics",
                      *       "from": "2026-10-28T16:36:59.925Z",
                      *       "to": "2026-11-28T16:36:59.925Z",
                      *       "sequence_id": null,
@@ -17688,6 +17699,8 @@ export interface operations {
                     "application/json": {
                         package_id: string;
                         purpose: string;
+                        /** @enum {string} */
+                        chain: "forensics" | "audit";
                         /** Format: date-time */
                         from: string;
                         /** Format: date-time */

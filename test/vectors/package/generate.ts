@@ -60,9 +60,19 @@ const packed = (rows: readonly StoredRecord[]) => () =>
 /** A package of these rows with other parts as wanted. */
 export async function makePackage(
   rows: readonly StoredRecord[],
-  { lead = [], ...parts }: Partial<Omit<PackageParts, 'lead'>> & { lead?: readonly StoredRecord[] } = {},
+  {
+    lead = [],
+    before,
+    ...parts
+  }: Partial<Omit<PackageParts, 'lead' | 'before'>> & {
+    lead?: readonly StoredRecord[];
+    /** The record before the first, and the one before that. */
+    before?: readonly StoredRecord[];
+  } = {},
 ): Promise<MadePackage> {
   const chunks: Uint8Array[] = [];
+  const [neighbor, beyond] = before ?? [];
+  const last = lead.at(-1) ?? rows.at(-1) ?? neighbor;
   const { package_hash, manifest } = await writePackage(
     {
       package_id: 'pkg_vectors',
@@ -71,7 +81,13 @@ export async function makePackage(
       span: { from: '2026-01-01T00:00:00.000Z', to: '2026-02-01T00:00:00.000Z' },
       created_at: '2026-02-01T08:00:00.000Z',
       exporter: { id: 'usr_1', type: 'user' },
-      prev_hash_before_first: ZERO_HASH,
+      chain: 'forensics',
+      before: neighbor && { prev_hash: beyond?.hash.toString('hex') ?? ZERO_HASH, record: packed([neighbor])()[0]! },
+      chain_head: {
+        seq: last?.seq ?? 0,
+        hash: last?.hash.toString('hex') ?? ZERO_HASH,
+        at: '2026-02-01T08:00:00.000Z',
+      },
       records: packed(rows),
       lead: packed(lead),
       checkpoints: [],
@@ -92,7 +108,7 @@ export async function makePackage(
 export function goldenRange(): Promise<MadePackage> {
   const rows = chain(8);
   return makePackage(rows.slice(2, 6), {
-    prev_hash_before_first: rows[1]!.hash.toString('hex'),
+    before: [rows[1]!, rows[0]!],
     lead: rows.slice(6),
     checkpoints: [note(rows[3]!, retired), note(rows[7]!)],
     span: windowOf(rows.slice(2, 6), rows[6]!),
@@ -116,7 +132,7 @@ export function goldenRewritten(): Promise<MadePackage> {
     return { ...row, line, hash: previous };
   });
   return makePackage(rewritten, {
-    prev_hash_before_first: rows[1]!.hash.toString('hex'),
+    before: [rows[1]!, rows[0]!],
     lead: rows.slice(6),
     checkpoints: [note(rows[7]!)],
     span: windowOf(rows.slice(2, 6), rows[6]!),
@@ -130,7 +146,7 @@ export function goldenSession(): Promise<MadePackage> {
   const own = rows.filter(({ line }) => line.includes(`"session_id":"${session_id}"`));
   const range = rows.slice(1, own.at(-1)!.seq);
   return makePackage(range, {
-    prev_hash_before_first: rows[0]!.hash.toString('hex'),
+    before: [rows[0]!],
     lead: rows.slice(range.at(-1)!.seq),
     checkpoints: [note(rows[9]!)],
     span: { session_id },
@@ -142,7 +158,7 @@ export function goldenEmpty(): Promise<MadePackage> {
   const rows = chain(4);
   const time = (row: StoredRecord) => (JSON.parse(row.line) as { received_at: string }).received_at;
   return makePackage([], {
-    prev_hash_before_first: rows[1]!.hash.toString('hex'),
+    before: [rows[1]!, rows[0]!],
     lead: rows.slice(2),
     checkpoints: [note(rows[3]!)],
     bundles: async () => [],

@@ -4,7 +4,7 @@ import { fullTime } from '../../lib/time.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { ActionTarget, ActionTitle, actionText } from '../../parts/action.tsx';
 import { AsCurl } from '../../parts/curl.tsx';
-import { PrintButton, PrintSheet } from '../../parts/print.tsx';
+import { EvidenceButton, PrintButton, PrintSheet } from '../../parts/print.tsx';
 import { Broken } from '../../ui/broken.tsx';
 import { CopyLink } from '../../ui/copy.tsx';
 import { Page } from '../../ui/page.tsx';
@@ -44,6 +44,12 @@ export function HoldPage() {
       actions={
         <>
           <CopyLink />
+          <EvidenceButton
+            of={{
+              purpose: `Hold ${id}`,
+              ...(hold.session_id === undefined ? spanOf(hold) : { session: hold.session_id }),
+            }}
+          />
           <PrintButton />
           <CancelHold hold={hold} />
         </>
@@ -70,4 +76,10 @@ export function HoldPage() {
       />
     </Page>
   );
+}
+
+/** From the hold's opening until a little after its use: the records that name it are written after these moments. */
+function spanOf({ created_at, consumed_at }: { created_at: string; consumed_at?: string | undefined }) {
+  const used = consumed_at === undefined ? Date.now() : Date.parse(consumed_at) + 60_000;
+  return { from: created_at, to: new Date(used).toISOString() };
 }

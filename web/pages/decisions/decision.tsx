@@ -5,7 +5,7 @@ import { useKeys, useSingleKeys } from '../../lib/keys.ts';
 import { fullTime } from '../../lib/time.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { named } from '../../parts/action.tsx';
-import { PrintButton, PrintSheet } from '../../parts/print.tsx';
+import { EvidenceButton, PrintButton, PrintSheet } from '../../parts/print.tsx';
 import { Broken } from '../../ui/broken.tsx';
 import { CopyLink } from '../../ui/copy.tsx';
 import { ButtonLink } from '../../ui/link.tsx';
@@ -34,6 +34,7 @@ export function DecisionPage() {
             <ButtonLink to="/decisions" search={{ event: id }} variant="default">
               In the list
             </ButtonLink>
+            <EvidenceButton of={{ ...momentOf(event.created_at), purpose: `Decision ${id}` }} />
             <PrintButton />
           </>
         ) : null
@@ -84,3 +85,6 @@ function Neighbors({ seq }: { seq: number }) {
     </Group>
   );
 }
+
+/** The span that holds only what was recorded in this millisecond. */
+const momentOf = (at: string) => ({ from: at, to: new Date(Date.parse(at) + 1).toISOString() });

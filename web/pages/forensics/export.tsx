@@ -2,7 +2,7 @@ import { Button, Group, Paper, Stack, Text, TextInput, Title } from '@mantine/co
 import { useDebouncedValue } from '@mantine/hooks';
 import { IconPackageExport } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
-import { useNavigate } from '@tanstack/react-router';
+import { getRouteApi, useNavigate } from '@tanstack/react-router';
 import { toastDone } from '../../lib/errors.tsx';
 import { useServerForm } from '../../lib/form.ts';
 import { problemOf } from '../../lib/problem.ts';
@@ -13,7 +13,10 @@ import { type Answers, trpc } from '../../lib/trpc.ts';
 const DAY = 86_400_000;
 const PRESETS = { '24 hours': DAY, '7 days': 7 * DAY, '30 days': 30 * DAY } as const;
 
-type Range = { from: string; to: string } | { sequence_id: string };
+type Range = { from: string; to: string; chain?: 'audit' } | { sequence_id: string };
+
+const route = getRouteApi('/app/forensics');
+const BY = { time: 'By time', session: 'By session', audit: 'Audit log' } as const;
 
 /** The time span until now, plus a minute for decisions made while the form is filled in. */
 const last = (ms: number) => ({
@@ -25,11 +28,21 @@ const last = (ms: number) => ({
 export function ExportForm() {
   const navigate = useNavigate();
   const [zone] = useZone();
+  const asks = route.useSearch();
   const form = useServerForm({
-    initialValues: { by: 'time' as 'time' | 'session', ...last(7 * DAY), session: '', purpose: '' },
+    initialValues: {
+      by: (asks.session === undefined ? 'time' : 'session') as keyof typeof BY,
+      ...last(7 * DAY),
+      session: '',
+      purpose: '',
+      ...asks,
+    },
   });
   const { by, from, to, session, purpose } = form.values;
-  const range: Range = by === 'time' ? { from, to } : { sequence_id: session.trim() };
+  const range: Range =
+    by === 'session'
+      ? { sequence_id: session.trim() }
+      : { from, to, ...(by === 'audit' && { chain: 'audit' as const }) };
   const [asked] = useDebouncedValue(range, 300);
   const valid = 'from' in asked ? asked.from < asked.to : asked.sequence_id !== '';
   const plan = useQuery(trpc.forensics.plan.queryOptions(asked, { enabled: valid, retry: false }));
@@ -48,20 +61,20 @@ export function ExportForm() {
         Export evidence
       </Title>
       <Text c="dimmed" mb="sm">
-        A signed package of decision records, which anyone can check without this server.
+        A signed package of decision records and of who approved them, or of the audit log. Anyone can check it without
+        this server.
       </Text>
       <form onSubmit={form.onSubmit(() => make.mutate({ purpose: purpose.trim(), ...range }))}>
         <Stack gap="sm">
           {/* biome-ignore lint/a11y/useSemanticElements: a fieldset is for what a form sends */}
           <div className="segments" role="group" aria-label="Choose records by" style={{ alignSelf: 'flex-start' }}>
-            <button type="button" aria-pressed={by === 'time'} onClick={() => form.setFieldValue('by', 'time')}>
-              By time
-            </button>
-            <button type="button" aria-pressed={by === 'session'} onClick={() => form.setFieldValue('by', 'session')}>
-              By session
-            </button>
+            {(Object.keys(BY) as (keyof typeof BY)[]).map((one) => (
+              <button key={one} type="button" aria-pressed={by === one} onClick={() => form.setFieldValue('by', one)}>
+                {BY[one]}
+              </button>
+            ))}
           </div>
-          {by === 'time' ? (
+          {by !== 'session' ? (
             <>
               <Group gap="xs" grow preventGrowOverflow={false}>
                 <TextInput
@@ -109,7 +122,7 @@ export function ExportForm() {
               </div>
             ) : null}
             {plan.data && valid ? (
-              <Plan plan={plan.data} onChoose={({ from, to }) => form.setValues({ by: 'time', from, to })} />
+              <Plan plan={plan.data} onChoose={({ from, to }) => form.setValues({ from, to })} />
             ) : null}
           </div>
           <Button

@@ -24,9 +24,12 @@ const route = getRouteApi('/app/forensics/packages/$id');
 
 type Package = Answers['forensics']['package'];
 const ABOUT: Readonly<Record<string, string>> = {
+  'before.txt': 'the record before the first one, which shows where the range begins',
   'records.txt': 'the records, one a line, each after its hash',
   'lead.txt': 'the records from there to the next signed checkpoint',
   'checkpoints.txt': 'signed heads of the chain',
+  'audit.txt': 'the parts of the audit log that tell who approved',
+  'audit-checkpoints.txt': 'signed heads of the audit log',
   'pubkey.pem': 'the public keys; compare their fingerprints with ones from elsewhere',
   'check.sh': 'checks the package with openssl, sha256sum and b3sum',
   'VERIFY.md': 'how to check it, in words',
@@ -51,7 +54,7 @@ export function PackagePage() {
     <Page
       title={<Hostile text={made.purpose} />}
       tab={`Evidence: ${made.purpose}`}
-      lead="A signed package of decision records. Anyone can check it without this server."
+      lead="A signed package of records. Anyone can check it without this server."
       docs={[['formats', 'Signed formats']]}
       actions={
         <>

@@ -11,7 +11,7 @@ import { duration, fullTime } from '../../lib/time.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { count } from '../../lib/words.ts';
 import { AgentLink, SessionLink } from '../../parts/names.tsx';
-import { PrintButton, PrintSheet } from '../../parts/print.tsx';
+import { EvidenceButton, PrintButton, PrintSheet } from '../../parts/print.tsx';
 import { SessionFacts } from '../../parts/session-facts.tsx';
 import { PreparedStop } from '../../parts/stops.tsx';
 import { Broken } from '../../ui/broken.tsx';
@@ -86,6 +86,7 @@ function Session({ id, agent }: { id: string; agent: string | undefined }) {
           <ButtonLink to="/decisions" search={filter} variant="default">
             All decisions of it
           </ButtonLink>
+          <EvidenceButton of={{ session: id, purpose: `Session ${id}` }} />
           <PrintButton />
           {me.has('approver') ? (
             <Button
