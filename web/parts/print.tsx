@@ -60,7 +60,8 @@ export function PrintSheet({
       <div className="print-code">
         <Qr text={fingerprint.value} />
         <div>
-          The code holds the {fingerprint.name.toLowerCase()}.
+          The code holds the {fingerprint.name.toLowerCase()}. A print is no evidence: a signed package is, which anyone
+          can check without the server.
           <br />
           Printed {fullTime(new Date().toISOString(), 'utc')} by {me.name || me.email}, tenant {me.tenant}
           <br />
