@@ -6,8 +6,8 @@ import { LongestFirst, Seconds } from './helpers/seconds.ts';
 // the processes of the tests, and those that they start, need not compile the same files each time
 process.env.NODE_COMPILE_CACHE ??= path.join(tmpdir(), 'svc-test-compile-cache');
 
-// *.slow.test.ts: what starts, kills or installs whole programs, long recordings, and most walks in a browser. They run
-// with SVC_SLOW or SVC_SIEGE, or when named. *.long.test.ts: rounds of faults that only SVC_SIEGE runs, or their name.
+// *.slow.test.ts: what starts, kills or installs whole programs, long recordings, most walks in a browser, and whatever else takes
+// long (test/seconds.json). They run with SVC_SLOW or SVC_SIEGE, or when named. *.long.test.ts: rounds of faults that only SVC_SIEGE runs, or their name.
 const { SVC_SLOW, SVC_SIEGE, SVC_TEST_REPORT } = process.env;
 const named = (kind: string) => process.argv.some((word) => word.includes(kind));
 const slow = Boolean(SVC_SLOW || SVC_SIEGE) || named('.slow');

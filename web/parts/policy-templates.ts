@@ -8,7 +8,7 @@ export interface ExampleCall {
 /**
  * A policy to start from, with its test suite: the files of `web/templates/<id>`, which docs/templates.md shows too. Each
  * text has no errors and no warnings, its suite passes, and the suite notices when a statement is dropped or its effect is
- * flipped (test/policy/templates.test.ts).
+ * flipped (test/policy/templates.slow.test.ts).
  */
 export interface Template {
   id: string;
