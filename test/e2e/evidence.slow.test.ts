@@ -81,6 +81,28 @@ describeInBrowser('evidence', () => {
     await assertAccessible();
   });
 
+  test('a decision and a session lead to their evidence, and the audit log has its own', async () => {
+    const tenant = await tenantWithDecisions();
+    const person = await tenant.person('viewer');
+    const found = await server.call<{ events: { id: string }[] }>(200, 'GET /v1/events?limit=1', person);
+    const { id } = found.body.events[0]!;
+    const { page, open } = await browser.visitor(person);
+    await open(`/decisions/${id}`);
+    await page.getByRole('link', { name: 'Evidence' }).click();
+    // all were recorded in one batch, perhaps with the first record of the chain
+    await page.getByText(/^4[01] records$/).waitFor();
+    expect(await page.getByLabel('Purpose').inputValue()).toBe(`Decision ${id}`);
+    await open(`/sessions/session?id=${encodeURIComponent(JSON.stringify(SESSION))}`);
+    await page.getByRole('link', { name: 'Evidence' }).click();
+    await page.getByText('40 records').waitFor();
+    expect(await page.getByLabel('Session id').inputValue()).toBe(SESSION);
+    await page.getByRole('button', { name: 'Audit log' }).click();
+    await page.getByText(/[2-9] records/).waitFor();
+    await page.getByRole('button', { name: 'Sign and export' }).click();
+    await page.waitForURL(/\/forensics\/packages\/pkg_\w+$/);
+    await page.getByRole('table', { name: 'Files' }).getByText('before.txt').waitFor();
+  });
+
   test('an export tells how many records it holds before it is made, and is downloaded as it was signed', async () => {
     const tenant = await tenantWithDecisions();
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('viewer'));
