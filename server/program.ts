@@ -119,13 +119,13 @@ export async function createProgram(parts: Parts): Promise<Program> {
   if (config.roles.includes('web')) {
     mountDashboard(app);
     mountDocs(app);
+    // as committed: building it takes longer than the rest of the startup
+    const document = jsonAnswer(JSON.parse(readFileSync(new URL('./api/openapi.json', import.meta.url), 'utf8')));
+    app.get('/openapi.json', async (_request, reply) => reply.type('application/json; charset=utf-8').send(document));
   }
   if (core && config.roles.includes('web')) {
     const services = core;
     streams = liveStreams(core);
-    // as committed: building it takes longer than the rest of the startup
-    const document = jsonAnswer(JSON.parse(readFileSync(new URL('./api/openapi.json', import.meta.url), 'utf8')));
-    app.get('/openapi.json', async (_request, reply) => reply.type('application/json; charset=utf-8').send(document));
     mountPlain(app, plainRoutes(services, streams), server.begin);
     mountApi(server, buildRouter(services));
     registerIngest(app, {

@@ -10,6 +10,7 @@ import { networkOf, RateLimiter, type RateState } from '../lib/rate-limit.ts';
 import type { RedisLink } from '../lib/redis.ts';
 import type { Begin } from '../rpc/plain.ts';
 import type { Limit } from '../rpc/procedure.ts';
+import { noteCaller } from '../rpc/refusals.ts';
 
 /**
  * The first steps of every request: sign-in routes are rate-limited by address, the credential is read, the call is
@@ -50,11 +51,7 @@ export function beginner(
     }
   };
   return async (request, reply, ...calls) => {
-    if (!authenticator) {
-      throw new AppError('UNAVAILABLE', 'the server is sealed: its master key does not decrypt its signing keys', {
-        headers: { 'retry-after': '60' },
-      });
-    }
+    if (!authenticator) throw new Sealed();
     const count = ({ allowed, headers, retryAfterSeconds }: RateState) => {
       reply.headers(headers);
       if (!allowed) {
@@ -66,6 +63,7 @@ export function beginner(
     const cookieValue = authorization === undefined ? request.cookies[cookieName] : undefined;
     const credential = { authorization, cookie: cookieValue };
     const principal = await authenticator.authenticate(credential);
+    if (principal) noteCaller(request, principal);
     for (const { limit, access } of calls) {
       if (!principal || limit === 'sign_in') continue;
       const refused = access !== undefined && refusal(access, principal) !== undefined;
@@ -97,6 +95,15 @@ export function beginner(
       answer: {},
     };
   };
+}
+
+/** What a sealed server answers on every route of the API. */
+export class Sealed extends AppError {
+  constructor() {
+    super('UNAVAILABLE', 'the server is sealed: its master key does not decrypt its signing keys', {
+      headers: { 'retry-after': '60' },
+    });
+  }
 }
 
 const LEAVING = new WeakMap<FastifyReply, AbortSignal>();

@@ -26,10 +26,12 @@ import { apiHeaders } from '../lib/security-headers.ts';
 import { beginEarly, contextOf, PUBLIC_BODY_BYTES } from '../rpc/early.ts';
 import { jsonReader } from '../rpc/json-body.ts';
 import type { Begin } from '../rpc/plain.ts';
-import { type Context, type Meta, toAppError } from '../rpc/procedure.ts';
-import { beginner } from './begin.ts';
+import { type Meta, toAppError } from '../rpc/procedure.ts';
+import { logRefusal, refusedWith } from '../rpc/refusals.ts';
+import { beginner, Sealed } from './begin.ts';
 import { mountRest } from './rest.ts';
 import type { AppRouter } from './root.ts';
+import { isApiPath, isServedSealed } from './static.ts';
 
 /** The maximum size of a body in bytes. Ingest has its own, larger limit for an uncompressed body. */
 const BODY_LIMIT = 1024 * 1024;
@@ -68,7 +70,7 @@ export function createHttp(parts: {
     // a request that arrives during shutdown is still served, and its connection closed
     return503OnClosing: false,
     requestTimeout: 60_000,
-    clientErrorHandler: refuseMalformed,
+    clientErrorHandler: (error, socket) => refuseMalformed(log, error, socket),
     // a path that cannot be decoded reaches no route, and therefore no hook
     frameworkErrors: (error, request, reply) => {
       reply.headers(fixed).header('x-request-id', request.id);
@@ -93,6 +95,13 @@ export function createHttp(parts: {
     reply.headers(fixed).header('x-request-id', request.id);
     done();
   });
+  // no route of the API is mounted then, and clients take the 404 of an unknown route for final
+  if (!authenticator) {
+    app.addHook('onRequest', (request, _reply, done) => {
+      const path = pathOf(request);
+      done(isApiPath(path) && !isServedSealed(path) ? new Sealed() : undefined);
+    });
+  }
   app.addHook('onResponse', (request, reply, done) => {
     const route = request.routeOptions.url ?? 'none';
     const ms = reply.elapsedTime;
@@ -129,11 +138,11 @@ export function createHttp(parts: {
 /** Mounts the procedures at /trpc and as REST routes. */
 export function mountApi(server: HttpServer, router: AppRouter): void {
   const { app, begin } = server;
-  const onError = ({ error, ctx, path }: { error: Error; ctx?: Context | undefined; path: string | undefined }) => {
+  const onError = ({ error, req, path }: { error: Error; req: FastifyRequest; path: string | undefined }) => {
     const problem = toAppError(error);
-    if (isFault(problem)) {
-      app.log.error({ err: problem.cause ?? problem, path, reqId: ctx?.requestId }, 'a request failed');
-    }
+    if (isFault(problem)) req.log.error({ err: problem.cause ?? problem, path }, 'a request failed');
+    const name = path ?? (req.params as { path?: string }).path;
+    logRefusal(req, refusedWith(problem), name !== undefined && metaOf(name) ? `/trpc/${name}` : undefined);
   };
   const procedures = router._def.procedures as unknown as Record<string, AnyProcedure>;
   const metaOf = (name: string) =>
@@ -251,13 +260,14 @@ function endUnused(app: FastifyInstance): void {
 }
 
 /** Input that is not HTTP never becomes a request; it is answered here, with a problem, like any other error. */
-function refuseMalformed(error: ConnectionError, socket: Socket): void {
+function refuseMalformed(log: Log, error: ConnectionError, socket: Socket): void {
   if (error.code === 'ECONNRESET' || !socket.writable) {
     socket.destroy();
     return;
   }
   const tooLarge = error.code === 'HPE_HEADER_OVERFLOW';
   const problem = new AppError(tooLarge ? 'PAYLOAD_TOO_LARGE' : 'VALIDATION_FAILED', 'the request is not valid HTTP');
+  log.info({ ...refusedWith(problem), caller: 'none', address: socket.remoteAddress }, 'refused');
   const body = jsonAnswer(problemBody(problem));
   socket.end(
     `HTTP/1.1 ${problem.status} ${tooLarge ? 'Content Too Large' : 'Bad Request'}\r\nconnection: close\r\n` +
@@ -265,9 +275,10 @@ function refuseMalformed(error: ConnectionError, socket: Socket): void {
   );
 }
 
-/** Whether an operator should know of it. A caller leaving is no fault, whatever the response would have been. */
-function isFault({ status, cause }: AppError): boolean {
-  return status >= 500 && !(cause instanceof ReadRefused && cause.why === 'left');
+/** Whether an operator should know why. A caller leaving is no fault, and that the server is sealed was logged at its start. */
+function isFault(problem: AppError): boolean {
+  const { status, cause } = problem;
+  return status >= 500 && !(problem instanceof Sealed) && !(cause instanceof ReadRefused && cause.why === 'left');
 }
 
 /** Sends an error as a problem; server faults are logged with their cause. */
@@ -276,6 +287,7 @@ function answerProblem(error: unknown, request: FastifyRequest, reply: FastifyRe
   if (isFault(problem)) {
     request.log.error({ err: problem.cause ?? problem, path: pathOf(request) }, 'a request failed');
   }
+  logRefusal(request, refusedWith(problem));
   reply.headers(problem.headers);
   return reply
     .code(problem.status)

@@ -16,6 +16,11 @@ export function isApiPath(path: string): boolean {
   return API.test(path);
 }
 
+/** Whether a path of the API is served without the API: files, and the state of the process. */
+export function isServedSealed(path: string): boolean {
+  return /^\/(assets|openapi\.json|healthz|readyz|metrics)(\/|$)/.test(path);
+}
+
 /** What the dashboard's page may load and do; style elements need this response's nonce. */
 export function pagePolicy(nonce: string): Record<string, readonly string[]> {
   return {

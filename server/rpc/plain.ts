@@ -6,6 +6,7 @@ import { AppError } from '../errors.ts';
 import { html, PAGE_HEADERS, page, wantsPage } from '../lib/page.ts';
 import { beginEarly, contextOf, PUBLIC_BODY_BYTES } from './early.ts';
 import { assertAccess, type Context, type Limit, type RouteHeaders, toAppError } from './procedure.ts';
+import { logRefusal, refusedWith } from './refusals.ts';
 
 /**
  * Begins a request: authenticates it and counts each call in it against that call's limit, or against the common one if the
@@ -129,6 +130,7 @@ function mountOne(app: FastifyInstance, route: PlainRoute, begin: Begin): void {
       } catch (error) {
         const problem = toAppError(error);
         if (problem.status >= 500) throw error;
+        logRefusal(request, refusedWith(problem));
         reply.headers(problem.headers);
         return sendPage(reply, problem.status, problemPage(problem));
       }

@@ -157,6 +157,65 @@ describe('a request id', () => {
     expect(two.headers.get('x-request-id')).not.toBe(id);
   });
 
+  test('is in a line of the log for each refused request, with who asked for what and why not', async () => {
+    const tenant = await server.tenant();
+    const agent = await tenant.agent('bot', 'support');
+    const person = await tenant.person('viewer');
+    const secret = 'shown-to-nobody';
+    const route = '/v1/policies/:id';
+    const id = encodeURIComponent(JSON.stringify({ id: secret }));
+    const ids = encodeURIComponent(JSON.stringify({ 0: { id: secret }, 1: { id: secret } }));
+    type Refused = [status: number, code: keyof typeof ERRORS, route: string, caller: string];
+    const cases: [path: string, who: Credential | undefined, ...refused: Refused[]][] = [
+      [`/v1/policies/${secret}`, tenant.admin, [404, 'NOT_FOUND', route, 'api_key']],
+      [`/v1/policies/${secret}`, undefined, [401, 'UNAUTHENTICATED', route, 'none']],
+      [`/v1/policies/${secret}`, agent, [403, 'KEY_SCOPE', route, 'agent_key']],
+      [`/v1/policies?token=${secret}`, person, [400, 'VALIDATION_FAILED', '/v1/policies', 'session']],
+      [`/v1/${secret}`, tenant.admin, [404, 'NOT_FOUND', 'none', 'none']],
+      [`/v1/%zz${secret}`, undefined, [400, 'VALIDATION_FAILED', 'none', 'none']],
+      [
+        `/auth/magic-link/verify?token=${secret}`,
+        { headers: { accept: 'text/html' } },
+        [401, 'UNAUTHENTICATED', '/auth/magic-link/verify', 'none'],
+      ],
+      [`/trpc/policies.get?input=${id}`, tenant.admin, [404, 'NOT_FOUND', '/trpc/policies.get', 'api_key']],
+      [
+        `/trpc/policies.get,${secret}?batch=1&input=${ids}`,
+        tenant.admin,
+        [404, 'NOT_FOUND', '/trpc/:path', 'api_key'],
+        [404, 'NOT_FOUND', '/trpc/policies.get', 'api_key'],
+      ],
+      ['/trpc/policies.list', undefined, [401, 'UNAUTHENTICATED', '/trpc/policies.list', 'none']],
+    ];
+    for (const [path, who, ...refused] of cases) {
+      const response = await fetch(server.url + path, {
+        headers: {
+          ...(who?.key && { authorization: `Bearer ${who.key}` }),
+          ...(who?.cookie && { cookie: who.cookie }),
+          ...who?.headers,
+        },
+      });
+      await response.arrayBuffer();
+      const reqId = response.headers.get('x-request-id')!;
+      const lines = server.logged.filter((line) => line.includes(reqId) && !line.includes('"level":"debug"'));
+      expect(
+        lines
+          .map((line) => JSON.parse(line))
+          .filter(({ msg }) => msg === 'refused')
+          // the calls of a batch run side by side
+          .sort((a, b) => a.route.localeCompare(b.route)),
+        path,
+      ).toEqual(
+        refused.map(([status, code, route, caller]) => ({
+          ...{ level: 'info', time: expect.any(String), reqId, status, code, method: 'GET', route, caller },
+          ...(caller !== 'none' && { tenant: tenant.id }),
+          ...{ address: '127.0.0.1', msg: 'refused' },
+        })),
+      );
+      expect(lines.join()).not.toContain(secret);
+    }
+  });
+
   test('and the headers against misreading are on every answer, also where no route was reached', async () => {
     for (const line of [
       'GET /v1/%zz',

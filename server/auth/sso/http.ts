@@ -3,6 +3,7 @@ import { originOf } from '../../domain/audit.ts';
 import { AppError } from '../../errors.ts';
 import { html, page } from '../../lib/page.ts';
 import { type PlainCall, type PlainRoute, sendPage } from '../../rpc/plain.ts';
+import { logRefusal } from '../../rpc/refusals.ts';
 import type { Sessions } from '../sessions.ts';
 import type { Connections } from './connections.ts';
 import { type Domains, normalEmail } from './domains.ts';
@@ -35,8 +36,10 @@ export function ssoRoutes(parts: {
   // the prefix keeps a sibling host from planting its own cookie (RFC 6265bis, section 4.1.3.2)
   const cookieName = () => (secure() ? '__Host-svc_sso' : 'svc_sso');
   const browserOf = ({ request }: PlainCall) => request.cookies[cookieName()];
-  const toSignIn = ({ reply, context }: PlainCall, error: BrowserError) =>
-    reply.redirect(`/sign-in?error=${error}&request_id=${context.requestId}`, 302);
+  const toSignIn = ({ request, reply, context }: PlainCall, error: BrowserError) => {
+    logRefusal(request, { status: 302, code: error });
+    return reply.redirect(`/sign-in?error=${error}&request_id=${context.requestId}`, 302);
+  };
   const refused = (call: PlainCall, error: unknown) => {
     const code = browserError(error);
     if (!code) throw error;
