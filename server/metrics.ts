@@ -93,10 +93,12 @@ export class Metrics {
     if (counts) {
       new Gauge({
         name: 'svc_proxies_silent',
-        help: 'Proxies of all tenants that have fallen silent during the last seven days',
+        help: 'Proxies of all tenants that have fallen silent during the last seven days, without a word that they stop',
+        labelNames: ['kind'],
         ...this.#to,
         collect() {
-          this.set(counts()?.proxiesSilent ?? 0);
+          this.set({ kind: 'server' }, counts()?.proxiesSilent ?? 0);
+          this.set({ kind: 'desktop' }, counts()?.desktopProxiesSilent ?? 0);
         },
       });
       new Gauge({

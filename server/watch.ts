@@ -11,6 +11,8 @@ const FORGOTTEN_DAYS = 7;
 /** What an operator must know about all tenants together. */
 export interface Counts {
   readonly proxiesSilent: number;
+  /** Of those that end with a desktop application: nobody is missed there. */
+  readonly desktopProxiesSilent: number;
   readonly destinationsFailing: number;
   readonly subscriptionsDisabled: number;
   readonly holdsUnseen: number;
@@ -41,8 +43,12 @@ export class Watch {
   async count(): Promise<void> {
     const { rows } = await this.#owner.query<Counts>(
       `select
-         (select count(*)::int from proxy_instance
-          where offline_at is not null and last_seen_at > now() - make_interval(days => $2)) as "proxiesSilent",
+         (select count(*)::int from proxy_instance where offline_at is not null
+            and last_seen_at > now() - make_interval(days => $2) and not coalesce((info ->> 'desktop')::boolean, false))
+           as "proxiesSilent",
+         (select count(*)::int from proxy_instance where offline_at is not null
+            and last_seen_at > now() - make_interval(days => $2) and (info ->> 'desktop')::boolean)
+           as "desktopProxiesSilent",
          (select count(*)::int from delivery_lane where failing_since < now() - interval '5 minutes')
            as "destinationsFailing",
          (select count(*)::int from subscription where disabled_at is not null) as "subscriptionsDisabled",

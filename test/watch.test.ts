@@ -10,6 +10,7 @@ test('what people must notice is counted over all tenants, and what is old or se
   expect(watch.counts).toBeUndefined();
   const nothing = {
     proxiesSilent: 0,
+    desktopProxiesSilent: 0,
     destinationsFailing: 0,
     subscriptionsDisabled: 0,
     holdsUnseen: 0,
@@ -22,8 +23,9 @@ test('what people must notice is counted over all tenants, and what is old or se
     await owner.query('insert into tenant (tenant_id, name, created_at) values ($1, $1, now())', [tenant]);
     await owner.query(
       `insert into proxy_instance (tenant_id, id, key_id, info, first_seen_at, last_seen_at, offline_at)
-       select $1, id, 'k', '{}', now(), now() - seen::interval, case when silent then now() end
-       from (values ('silent', '1 hour', true), ('here', '1 second', false), ('gone', '8 days', true)) p (id, seen, silent)`,
+       select $1, id, 'k', info::jsonb, now(), now() - seen::interval, case when silent then now() end
+       from (values ('silent', '{}', '1 hour', true), ('here', '{}', '1 second', false), ('gone', '{}', '8 days', true),
+         ('laptop', '{"desktop": true}', '1 hour', true), ('server', '{"desktop": false}', '1 minute', false)) p (id, info, seen, silent)`,
       [tenant],
     );
     await owner.query(
@@ -58,6 +60,7 @@ test('what people must notice is counted over all tenants, and what is old or se
   await watch.count();
   expect(watch.counts).toEqual({
     proxiesSilent: 2,
+    desktopProxiesSilent: 2,
     destinationsFailing: 2,
     subscriptionsDisabled: 2,
     holdsUnseen: 2,

@@ -16,6 +16,8 @@ export const ProxyInstance = defineEntity({
     lastSeenAt: time(),
     /** When to check whether it has gone silent. */
     silentAt: time().defaultRaw("'epoch'"),
+    /** When it said that it stops; its next report clears it. */
+    stoppedAt: time().nullable(),
     /** When its silence was reported. */
     offlineAt: time().nullable(),
     /** The number of the last stops document that it applied, and when this server learned of it. */

@@ -483,6 +483,8 @@ export class Spine extends Migration {
         last_seen_at timestamptz(3) not null,
         -- when to look whether it has fallen silent
         silent_at timestamptz(3) not null default 'epoch',
+        -- when it said that it stops; its next report clears it
+        stopped_at timestamptz(3),
         primary key (tenant_id, id)
       )`);
     // which bundle a proxy used, and since when

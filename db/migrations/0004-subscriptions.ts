@@ -115,7 +115,8 @@ export class Subscriptions extends Migration {
     this.addSql(`create index event_outbox_age on event_outbox (created_at)`);
     // set when a proxy's silence was reported; its next heartbeat clears it
     this.addSql(`alter table proxy_instance add column offline_at timestamptz(3)`);
-    this.addSql(`create index proxy_instance_silent on proxy_instance (silent_at) where offline_at is null`);
+    this.addSql(`create index proxy_instance_silent on proxy_instance (silent_at)
+      where offline_at is null and stopped_at is null`);
     this.addSql(`create index proxy_instance_offline on proxy_instance (last_seen_at) where offline_at is not null`);
     for (const [table, grants] of [
       ['subscription', 'select, insert, update, delete'],

@@ -401,7 +401,8 @@ export const EVENTS = {
     payload: LossAcceptedPayload,
   },
   'proxy.offline': {
-    description: 'a proxy has been silent for more than three poll intervals',
+    description:
+      'a proxy has been silent for more than three poll intervals, and did not say that it stops; not for one on a desktop',
     title: 'A proxy is silent',
     payload: ProxyPayload,
   },

@@ -19,6 +19,10 @@ export interface Heartbeat {
   refused_bundle?: string | undefined;
   spooled_events?: number | undefined;
   started_at?: string | undefined;
+  /** Whether it wraps MCP servers for one client, such as a desktop application, and ends with it. */
+  desktop?: boolean | undefined;
+  /** The last report: the proxy is stopping. */
+  stopping?: boolean | undefined;
   /** The agent keys that it accepted since its last report. */
   agent_keys?: readonly string[] | undefined;
 }
@@ -54,7 +58,7 @@ export class Fleet {
   async heartbeat(tenantId: string, keyId: string, heartbeat: Heartbeat, pollSeconds: number): Promise<void> {
     const now = this.#clock.now();
     const at = new Date(now);
-    const { proxy_id, agent_keys: used = [], ...rest } = heartbeat;
+    const { proxy_id, agent_keys: used = [], stopping = false, ...rest } = heartbeat;
     const info = JSON.stringify(rest);
     await this.#db.transaction(tenantId, async (em, notify) => {
       // A bundle that this database never issued dates from before a restore. The proxy refuses bundles with its number
@@ -75,13 +79,16 @@ export class Fleet {
         if (raised.length > 0) await notify('policies');
       }
       const known = await em.execute<unknown[]>(
-        `update proxy_instance set key_id = ?, info = ?, last_seen_at = ?, silent_at = ?, offline_at = null
-         where tenant_id = ? and id = ? and (key_id = ? or last_seen_at < ?) returning id`,
+        `update proxy_instance set key_id = ?, info = ?, last_seen_at = ?, silent_at = ?, stopped_at = ?, offline_at = null
+         where tenant_id = ? and id = ? and (key_id = ? or last_seen_at < ? and not ?) returning id`,
         [
-          ...[keyId, info, at, new Date(now + SILENT_POLLS * pollSeconds * 1000), tenantId, proxy_id, keyId],
-          new Date(now - SILENT_POLLS * pollSeconds * 1000),
+          ...[keyId, info, at, new Date(now + SILENT_POLLS * pollSeconds * 1000), stopping ? at : null],
+          // no key says of another key's proxy that it stopped
+          ...[tenantId, proxy_id, keyId, new Date(now - SILENT_POLLS * pollSeconds * 1000), stopping],
         ],
       );
+      // one that was removed, and only says that it stops
+      if (stopping && known.length === 0) return;
       const silentAt = now + SILENT_POLLS * pollSeconds * 1000;
       if (known.length === 0 && !(await this.#add(em, tenantId, [{ proxyId: proxy_id, keyId }], info, silentAt))) {
         throw new AppError('CONFLICT', 'a proxy with another key uses this name');
@@ -138,32 +145,36 @@ export class Fleet {
     return true;
   }
 
-  /** The proxies, most recently seen first. `stale`: silent for three poll intervals. */
+  /** The proxies, most recently seen first. One that said that it stops is never silent. */
   async list(tenantId: string, pollSeconds: number) {
     const rows = await this.#db
       .reader(tenantId)
       .find(ProxyInstance, {}, { orderBy: { lastSeenAt: 'desc', id: 'asc' }, limit: MAX_PER_TENANT });
-    const staleBefore = this.#clock.now() - SILENT_POLLS * pollSeconds * 1000;
+    const silentBefore = this.#clock.now() - SILENT_POLLS * pollSeconds * 1000;
     return rows.map((row) => ({
       proxy_id: row.id,
       key_id: row.keyId,
       ...(row.info as Omit<Heartbeat, 'proxy_id'>),
       first_seen_at: row.firstSeenAt.toISOString(),
       last_seen_at: row.lastSeenAt.toISOString(),
-      stale: row.lastSeenAt.getTime() < staleBefore,
+      state: row.stoppedAt
+        ? ('stopped' as const)
+        : row.lastSeenAt.getTime() < silentBefore
+          ? ('silent' as const)
+          : ('alive' as const),
     }));
   }
 
   /**
    * Forgets a proxy that is out of service. One that is still running comes back with its next report. Subscribers are notified
-   * as if it had fallen silent, unless they already were: a removal hides nothing from those who watch. Throws NOT_FOUND for a
-   * name that no proxy reported.
+   * as if it had fallen silent, unless they already were or it said that it stops: a removal hides nothing from those who watch.
+   * Throws NOT_FOUND for a name that no proxy reported.
    */
   async remove(tenantId: string, proxyId: string, by: Doer, reason: string): Promise<void> {
     await this.#db.transaction(tenantId, async (em) => {
       const gone = await em.execute<{ last_seen_at: Date | string; told: boolean }[]>(
         `delete from proxy_instance where tenant_id = ? and id = ?
-         returning last_seen_at, offline_at is not null as told`,
+         returning last_seen_at, coalesce(offline_at, stopped_at) is not null as told`,
         [tenantId, proxyId],
       );
       if (!gone[0]) throw new AppError('NOT_FOUND', 'there is no such proxy');
@@ -179,8 +190,9 @@ export class Fleet {
   }
 
   /**
-   * Notifies subscribers of proxies that have fallen silent, once per proxy until its next heartbeat. Resolves to the
-   * number of such proxies. Safe to run in several processes concurrently.
+   * Notifies subscribers of proxies that have fallen silent, once per proxy until its next heartbeat: not of one on a desktop,
+   * which is often killed or put to sleep with its client. Resolves to the number of proxies that have fallen silent. Safe to
+   * run in several processes concurrently.
    */
   async notifyOffline(tenantId: string, pollSeconds: number): Promise<number> {
     const now = this.#clock.now();
@@ -188,18 +200,18 @@ export class Fleet {
       // those that have reported since, or now have more time than when they reported
       await em.execute(
         `update proxy_instance set silent_at = last_seen_at + make_interval(secs => ?)
-         where tenant_id = ? and offline_at is null and silent_at <= ? and last_seen_at >= ?`,
+         where tenant_id = ? and offline_at is null and stopped_at is null and silent_at <= ? and last_seen_at >= ?`,
         [SILENT_POLLS * pollSeconds, tenantId, new Date(now), new Date(now - SILENT_POLLS * pollSeconds * 1000)],
       );
-      const gone = await em.execute<{ id: string; last_seen_at: Date | string }[]>(
+      const gone = await em.execute<{ id: string; last_seen_at: Date | string; desktop: boolean }[]>(
         `update proxy_instance set offline_at = ? where tenant_id = ? and id in (
-           select id from proxy_instance where tenant_id = ? and offline_at is null and last_seen_at < ?
-           order by id limit 100 for update skip locked)
-         returning id, last_seen_at`,
+           select id from proxy_instance where tenant_id = ? and offline_at is null and stopped_at is null
+             and last_seen_at < ? order by id limit 100 for update skip locked)
+         returning id, last_seen_at, coalesce((info ->> 'desktop')::boolean, false) as desktop`,
         [new Date(now), tenantId, tenantId, new Date(now - SILENT_POLLS * pollSeconds * 1000)],
       );
-      for (const [n, { id, last_seen_at }] of gone.entries()) {
-        await tellOffline(em, tenantId, now + n, id, last_seen_at);
+      for (const [n, { id, last_seen_at, desktop }] of gone.entries()) {
+        if (!desktop) await tellOffline(em, tenantId, now + n, id, last_seen_at);
       }
       return gone.length;
     });
@@ -209,7 +221,7 @@ export class Fleet {
   async due(): Promise<string[]> {
     const rows = await across<{ tenant_id: string }>(
       this.#db,
-      'select distinct tenant_id from proxy_instance where offline_at is null and silent_at <= $1',
+      'select distinct tenant_id from proxy_instance where offline_at is null and stopped_at is null and silent_at <= $1',
       [new Date(this.#clock.now())],
     );
     return rows.map(({ tenant_id }) => tenant_id);

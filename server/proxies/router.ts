@@ -21,6 +21,10 @@ const heartbeat = {
   refused_bundle: text(100).optional().describe('why the newest bundle was not applied; absent if it was'),
   spooled_events: z.int().min(0).optional(),
   started_at: z.iso.datetime().optional(),
+  desktop: z
+    .boolean()
+    .optional()
+    .describe('it wraps MCP servers for one client, such as a desktop application, and ends with it'),
 };
 
 const BundleRunOut = z
@@ -66,6 +70,7 @@ export function fleetRouter(
       .input(
         z.strictObject({
           ...heartbeat,
+          stopping: z.boolean().optional().describe('the last report: the proxy is stopping, and will not be missed'),
           agent_keys: z
             .array(text(100))
             .max(MOST_KEYS)
@@ -91,20 +96,20 @@ export function fleetRouter(
         z.object({
           proxies: z.int().describe('proxies that were heard of within three poll intervals'),
           current: z.int().describe('of those, the ones that enforce the newest bundle'),
-          silent: z.int(),
+          silent: z.int().describe('without those on desktops, and those that said that they stop'),
           poll_seconds: z.int(),
         }),
       )
       .query(async ({ ctx }) => {
         const seconds = await pollSeconds(ctx.tenantId);
         const all = await fleet.list(ctx.tenantId, seconds);
-        const proxies = all.filter(({ stale }) => !stale);
+        const proxies = all.filter(({ state }) => state === 'alive');
         const hashes = [...new Set(proxies.flatMap(({ bundle_hash }) => bundle_hash ?? []))];
         const known = await bundles.known(ctx.tenantId, hashes);
         return {
           proxies: proxies.length,
           current: proxies.filter(({ bundle_hash }) => known.get(bundle_hash ?? '')?.current).length,
-          silent: all.length - proxies.length,
+          silent: all.filter(({ state, desktop }) => state === 'silent' && !desktop).length,
           poll_seconds: seconds,
         };
       }),
@@ -124,7 +129,9 @@ export function fleetRouter(
               key_id: z.string().describe('the key that it reported with'),
               first_seen_at: z.iso.datetime(),
               last_seen_at: z.iso.datetime(),
-              stale: z.boolean().describe('silent for three poll intervals'),
+              state: z
+                .enum(['alive', 'silent', 'stopped'])
+                .describe('silent: for three poll intervals; stopped: it said so when it ended'),
               up_to_date: z
                 .boolean()
                 .nullable()

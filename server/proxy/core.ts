@@ -50,9 +50,14 @@ export interface Meters {
 
 /**
  * Starts everything that decides and records, using what is kept on disk if the control plane cannot be reached. When
- * `interrupted` fires, it no longer waits for responses.
+ * `interrupted` fires, it no longer waits for responses. `desktop`: it ends with one client, and is not missed.
  */
-export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, meters?: Meters): Core {
+export function start(
+  config: ProxyConfig,
+  log: Log,
+  interrupted: AbortSignal,
+  { meters, desktop = false }: { meters?: Meters | undefined; desktop?: boolean } = {},
+): Core {
   const clock = systemClock;
   const { spool, slot } = ownSpool(config, log);
   const proxyId = slot === 0 ? idOf(config) : `${idOf(config)}.${slot}`;
@@ -89,7 +94,7 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
   };
 
   const started = new Date(clock.now()).toISOString();
-  const beat = () => {
+  const beat = (stopping = false) => {
     const used = governance.takeUsed();
     return control
       .heartbeat({
@@ -99,6 +104,8 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
         ...(governance.refusedBundle && { refused_bundle: governance.refusedBundle }),
         spooled_events: spool.pending,
         started_at: started,
+        ...(desktop && { desktop }),
+        ...(stopping && { stopping }),
         ...(used.length > 0 && { agent_keys: used }),
       })
       .catch((error) => {
@@ -110,7 +117,11 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
   let timer: NodeJS.Timeout | undefined;
   const heart = async () => {
     await beat();
-    if (!stopped) timer = setTimeout(heart, governance.pollSeconds * 1000);
+    if (!stopped) {
+      timer = setTimeout(() => {
+        beating = heart();
+      }, governance.pollSeconds * 1000);
+    }
   };
   let beating: Promise<void> | undefined;
   let orphans: Promise<void> | undefined;
@@ -170,9 +181,12 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
       const governed = Promise.all([governance.stop(), stops.stop()]);
       const cut = setTimeout(() => control.close(), LAST_SENDING_MS);
       await sender.stop(LAST_SENDING_MS);
+      // the last report: after any other, and only of a proxy that reported
+      await beating;
+      if (beating) await beat(true);
       clearTimeout(cut);
       control.close();
-      await Promise.all([beating, governed, orphans, tools.stop()]);
+      await Promise.all([governed, orphans, tools.stop()]);
       await (await telemetry)?.stop();
       await spool.close();
     },

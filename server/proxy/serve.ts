@@ -19,7 +19,7 @@ const STOP_MS = 10_000;
 export async function serve(config: ProxyConfig, interrupted: AbortSignal): Promise<() => Promise<void>> {
   const log = createLog(config.logLevel);
   const meters = newMeters();
-  const parts = start(config, log, interrupted, meters);
+  const parts = start(config, log, interrupted, { meters });
   await parts.begun;
   const { governance, agents, enforcer, holds, spool, tools } = parts;
   const signIns = signInsOf(config, log);

@@ -36,7 +36,7 @@ export async function wrap(
   const shown = metered
     ? await (await import('./meters.ts')).showMeters(config, servers.map(({ name }) => name).join(','), log)
     : undefined;
-  const parts = start(config, log, interrupted, shown?.meters);
+  const parts = start(config, log, interrupted, { meters: shown?.meters, desktop: true });
   const { governance, agents, enforcer, holds, tools, begun } = parts;
   const collecting = setTimeout(collectStart, COLLECT_MS).unref();
   let stopping = false;

@@ -240,7 +240,7 @@ export class Stops {
       }
       // by the clock that times acknowledgements
       const [found] = await em.execute<{ at: Date | string; proxies: boolean }[]>(
-        'select clock_timestamp() as at, exists (select from proxy_instance where tenant_id = ?) as proxies',
+        'select clock_timestamp() as at, exists (select from proxy_instance where tenant_id = ? and stopped_at is null) as proxies',
         [tenantId],
       );
       const stop = em.create(StopEntity, {
@@ -362,7 +362,9 @@ export class Stops {
       tenantId,
       `select id, last_seen_at, coalesce(stops_seq >= $2, false) as applied,
          case when stops_at >= $3 then extract(epoch from stops_at - $3) * 1000 end::float8 as ms
-       from proxy_instance where tenant_id = $1 and ($4::text is null or id = $4) order by id`,
+       from proxy_instance where tenant_id = $1 and ($4::text is null or id = $4)
+         -- one that said that it stops applies it when it starts, before it decides anything
+         and (stopped_at is null or stops_seq >= $2) order by id`,
       [tenantId, stop.seq, new Date(stop.created_at), stop.target_kind === 'proxy' ? stop.target_id : null],
     );
     const silentBefore = this.#clock.now() - silent_seconds * 1000;

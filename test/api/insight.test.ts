@@ -201,3 +201,65 @@ test('a proxy is forgotten by an admin of its tenant, and comes back with its ne
   await server.call(204, line, tenant.admin);
   expect(await told()).toHaveLength(2);
 });
+
+test('a proxy that says that it stops is stopped, never silent, and one on a desktop alarms nobody', async () => {
+  const tenant = await server.tenant();
+  const proxy = await tenant.key('proxy');
+  const other = await tenant.key('proxy');
+  const report = (proxy_id: string, more = {}, key = proxy) =>
+    server.call(200, 'POST /v1/proxies/heartbeat', key, { proxy_id, ...more });
+  const states = async () => {
+    const { body } = await server.call<{ proxies: { proxy_id: string; state: string }[] }>(
+      200,
+      'GET /v1/proxies',
+      tenant.admin,
+    );
+    return Object.fromEntries(body.proxies.map(({ proxy_id, state }) => [proxy_id, state]));
+  };
+  const hourPasses = () =>
+    sql(
+      server,
+      `update proxy_instance set last_seen_at = last_seen_at - interval '1 hour', silent_at = silent_at - interval '1 hour'
+       where tenant_id = $1`,
+      [tenant.id],
+    );
+  const silent = async () => {
+    await hourPasses();
+    await server.core.fleet.notifyOffline(tenant.id, 15);
+    expect(await server.core.fleet.due()).not.toContain(tenant.id);
+    const told = await sql<{ id: string }>(
+      server,
+      `select payload ->> 'proxy_id' as id from event_outbox where tenant_id = $1 and event_type = 'proxy.offline'`,
+      [tenant.id],
+    );
+    return told.map(({ id }) => id).sort();
+  };
+  for (const id of ['edge', 'gone']) await report(id);
+  await report('laptop', { desktop: true });
+  await report('closed', { desktop: true });
+  await report('edge', { stopping: true });
+  await report('closed', { desktop: true, stopping: true });
+  expect(await states()).toEqual({ edge: 'stopped', gone: 'alive', laptop: 'alive', closed: 'stopped' });
+  expect(await silent()).toEqual(['gone']);
+  expect(await states()).toEqual({ edge: 'stopped', gone: 'silent', laptop: 'silent', closed: 'stopped' });
+  const rollout = await server.call(200, 'GET /v1/proxies/rollout', tenant.admin);
+  expect(rollout.body).toMatchObject({ proxies: 0, silent: 1 });
+  // no key says of another key's proxy that it stopped, not even of a silent one, nor adds one that was never there
+  await report('gone', { stopping: true }, other);
+  await report('never', { stopping: true }, other);
+  expect(await states()).toEqual({ edge: 'stopped', gone: 'silent', laptop: 'silent', closed: 'stopped' });
+  // one that starts again is missed again
+  await report('edge');
+  expect(await states()).toMatchObject({ edge: 'alive' });
+  expect(await silent()).toEqual(['edge', 'gone']);
+  // a stop does not wait for one that stopped: it applies it when it starts
+  const { body } = await server.call<{ proxies: { pending: unknown[]; unreachable: { proxy_id: string }[] } }>(
+    201,
+    'POST /v1/stops',
+    tenant.admin,
+    { target_kind: 'agent', target_id: 'bot-7', reason: 'r', wait: 0 },
+  );
+  expect(body.proxies.unreachable.map(({ proxy_id }) => proxy_id)).toEqual(['edge', 'gone', 'laptop']);
+  await server.call(204, 'DELETE /v1/proxies/closed', tenant.admin);
+  expect(await silent()).toEqual(['edge', 'gone']);
+});

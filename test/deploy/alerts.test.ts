@@ -212,7 +212,11 @@ const CASES: Record<
     fault: { svc_nodejs_eventloop_lag_p99_seconds: '0.3x60' },
     calm: { svc_nodejs_eventloop_lag_p99_seconds: '0.1x60' },
   },
-  ProxiesSilent: { fault: { svc_proxies_silent: '1x60' }, calm: { svc_proxies_silent: '0x60' } },
+  ProxiesSilent: {
+    fault: { 'svc_proxies_silent{kind="server"}': '1x60' },
+    // a laptop sleeps
+    calm: { 'svc_proxies_silent{kind="server"}': '0x60', 'svc_proxies_silent{kind="desktop"}': '9x60' },
+  },
   ProxySpoolFull: {
     fault: { 'svc_proxy_spool_bytes{instance="p"}': '134217729x60' },
     calm: { 'svc_proxy_spool_bytes{instance="p"}': '4096x60' },

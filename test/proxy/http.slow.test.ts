@@ -467,6 +467,15 @@ test('a proxy that is stopped finishes open requests, accepts no more, and sends
     const id = headers.get('x-svc-event-id');
     const event = await server.call(200, `GET /v1/events/${id}`, world.tenant.admin);
     expect(event.body).toMatchObject({ decision: 'allow', outcome: 'HTTP 200' });
+    // and says goodbye: nobody is alarmed
+    const { body } = await server.call<{ proxies: { started_at: string; state: string; desktop?: boolean }[] }>(
+      200,
+      'GET /v1/proxies',
+      world.tenant.admin,
+    );
+    const last = body.proxies.toSorted((a, b) => a.started_at.localeCompare(b.started_at)).at(-1)!;
+    expect(last).toMatchObject({ state: 'stopped', spooled_events: 0 });
+    expect(last.desktop).toBeUndefined();
   } finally {
     upstream.respond = respond;
   }

@@ -390,6 +390,33 @@ describe('a client that writes messages of its own', () => {
   });
 });
 
+test('a wrapper whose client leaves says goodbye, and is listed as one on a desktop', async () => {
+  const env = {
+    ...world.env,
+    SVC_AGENT_KEY: world.agentKey,
+    SVC_PROXY_ID: 'desktop-1',
+    SVC_PROXY_DIR: path.join(temporaryDirectory(), 'state'),
+    PATH: process.env.PATH,
+  };
+  const command = [bin('mcp-server-filesystem'), temporaryDirectory()];
+  const child = spawn(process.execPath, ['server/proxy/main.ts', 'mcp', '--name', 'files', '--', ...command], {
+    env,
+    stdio: ['pipe', 'ignore', 'ignore'],
+  });
+  const listed = async () => {
+    const { body } = await server.call<{ proxies: { proxy_id: string; state: string; desktop?: boolean }[] }>(
+      200,
+      'GET /v1/proxies',
+      world.tenant.admin,
+    );
+    return body.proxies.find(({ proxy_id }) => proxy_id === 'desktop-1');
+  };
+  await until(async () => (await listed())?.desktop, 'it reports');
+  child.stdin.end();
+  await once(child, 'exit');
+  expect(await listed()).toMatchObject({ state: 'stopped', desktop: true });
+});
+
 describe('an MCP server behind a route', () => {
   let child: ChildProcess | undefined;
   let port: string;

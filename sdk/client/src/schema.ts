@@ -3734,7 +3734,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** A proxy has been silent for more than three poll intervals */
+        /** A proxy has been silent for more than three poll intervals, and did not say that it stops; not for one on a desktop */
         post: operations["webhook-proxy-offline"];
         delete?: never;
         options?: never;
@@ -12415,6 +12415,10 @@ export interface operations {
                     spooled_events?: number;
                     /** Format: date-time */
                     started_at?: string;
+                    /** @description it wraps MCP servers for one client, such as a desktop application, and ends with it */
+                    desktop?: boolean;
+                    /** @description the last report: the proxy is stopping, and will not be missed */
+                    stopping?: boolean;
                     /** @description the ids of the agent keys that it took since its last report */
                     agent_keys?: string[];
                 };
@@ -12478,6 +12482,7 @@ export interface operations {
                         proxies: number;
                         /** @description of those, the ones that enforce the newest bundle */
                         current: number;
+                        /** @description without those on desktops, and those that said that they stop */
                         silent: number;
                         poll_seconds: number;
                     };
@@ -12538,14 +12543,19 @@ export interface operations {
                             spooled_events?: number;
                             /** Format: date-time */
                             started_at?: string;
+                            /** @description it wraps MCP servers for one client, such as a desktop application, and ends with it */
+                            desktop?: boolean;
                             /** @description the key that it reported with */
                             key_id: string;
                             /** Format: date-time */
                             first_seen_at: string;
                             /** Format: date-time */
                             last_seen_at: string;
-                            /** @description silent for three poll intervals */
-                            stale: boolean;
+                            /**
+                             * @description silent: for three poll intervals; stopped: it said so when it ended
+                             * @enum {string}
+                             */
+                            state: "alive" | "silent" | "stopped";
                             /** @description enforces the newest bundle; null if it reported no bundle known to the server */
                             up_to_date: boolean | null;
                             /** @description when the bundle that it enforces was built; null if it reported no bundle known to the server */

@@ -178,9 +178,12 @@ function Reviews() {
 function Fleet() {
   const query = useFleet();
   const { data } = query;
-  const proxies = data?.proxies ?? [];
-  const stale = proxies.filter((proxy) => proxy.stale).length;
-  const current = proxies.filter((proxy) => !proxy.stale && proxy.up_to_date === true).length;
+  // those that should be there: one that stopped, or ended with its desktop application, is not missed
+  const proxies = (data?.proxies ?? []).filter(
+    ({ state, desktop }) => state === 'alive' || (state === 'silent' && !desktop),
+  );
+  const silent = proxies.filter(({ state }) => state === 'silent').length;
+  const current = proxies.filter(({ state, up_to_date }) => state === 'alive' && up_to_date === true).length;
   const well = current === proxies.length;
   return (
     <Tile
@@ -188,13 +191,13 @@ function Fleet() {
       title="Proxies up to date"
       link={(title) => <TileLink to="/proxies">{title}</TileLink>}
       value={data ? (proxies.length === 0 ? 'none' : `${current} of ${proxies.length}`) : '–'}
-      tone={stale > 0 ? 'bad' : well ? undefined : 'wait'}
+      tone={silent > 0 ? 'bad' : well ? undefined : 'wait'}
     >
       {noted(query, () =>
         proxies.length === 0
-          ? 'no proxies: agents ask this server'
-          : stale > 0
-            ? `${count(stale, 'proxy is', 'proxies are')} silent`
+          ? 'no proxies run: agents ask this server'
+          : silent > 0
+            ? `${count(silent, 'proxy is', 'proxies are')} silent`
             : well
               ? 'all enforce what was approved'
               : 'some have not fetched it yet',

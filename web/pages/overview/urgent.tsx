@@ -73,7 +73,8 @@ export function Urgent() {
       ),
     });
   }
-  const silent = proxies.data?.proxies.filter(({ stale }) => stale) ?? [];
+  // nobody is missed on a desktop
+  const silent = proxies.data?.proxies.filter(({ state, desktop }) => state === 'silent' && !desktop) ?? [];
   if (silent.length > 0) {
     matters.push({
       key: 'proxies',

@@ -1,5 +1,5 @@
 import { Text } from '@mantine/core';
-import { IconHeartbeat, IconPlugConnectedX, IconServerBolt, IconStack2 } from '@tabler/icons-react';
+import { IconHeartbeat, IconPlayerStop, IconPlugConnectedX, IconServerBolt, IconStack2 } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { useMe } from '../../lib/session.ts';
 import { duration, useNow } from '../../lib/time.ts';
@@ -23,13 +23,15 @@ export function Proxies() {
   const now = useNow(5_000);
   const me = useMe();
   const proxies = query.data?.proxies;
-  const silent = proxies?.filter(({ stale }) => stale).length ?? 0;
+  const [servers, desktops] = [false, true].map((on) => proxies?.filter(({ desktop = false }) => desktop === on) ?? []);
+  const alive = (of: Proxy[] = []) => of.filter(({ state }) => state === 'alive').length;
+  const stopped = (of: Proxy[] = []) => of.filter(({ state }) => state === 'stopped').length;
   return (
     <Page
       title="Proxies"
       lead={
         proxies?.length
-          ? `${proxies.length - silent} of ${proxies.length} were seen within three poll intervals.`
+          ? `${alive(servers)} of ${servers!.length - stopped(servers)} report. ${desktops!.length > 0 ? `On desktops, ${alive(desktops)} of ${desktops!.length} run.` : ''}`.trim()
           : 'Proxies sit in front of tools and enforce the policies.'
       }
       docs={[['proxy', 'Enforcement proxy']]}
@@ -81,21 +83,33 @@ export function Proxies() {
           },
           {
             header: 'State',
-            cell: ({ stale }) =>
-              stale ? (
-                <Tag tone="bad" icon={IconPlugConnectedX}>
-                  silent
-                </Tag>
-              ) : (
-                <Tag tone="ok" icon={IconHeartbeat}>
-                  alive
-                </Tag>
-              ),
+            cell: ({ state, desktop }) => (
+              <div>
+                {state === 'silent' ? (
+                  <Tag tone={desktop ? 'quiet' : 'bad'} icon={IconPlugConnectedX}>
+                    silent
+                  </Tag>
+                ) : state === 'stopped' ? (
+                  <Tag tone="quiet" icon={IconPlayerStop}>
+                    stopped
+                  </Tag>
+                ) : (
+                  <Tag tone="ok" icon={IconHeartbeat}>
+                    alive
+                  </Tag>
+                )}
+                {desktop ? <div className="dim">on a desktop</div> : null}
+              </div>
+            ),
           },
           {
             header: 'Last seen',
-            cell: ({ last_seen_at, stale }) => (
-              <span style={stale ? { color: 'var(--mantine-color-error)', fontWeight: 600 } : undefined}>
+            cell: ({ last_seen_at, state, desktop }) => (
+              <span
+                style={
+                  state === 'silent' && !desktop ? { color: 'var(--mantine-color-error)', fontWeight: 600 } : undefined
+                }
+              >
                 <When at={last_seen_at} />
               </span>
             ),
@@ -148,8 +162,12 @@ export function Proxies() {
           {
             header: 'Uptime',
             align: 'right',
-            cell: ({ started_at, stale }) =>
-              started_at && !stale ? duration(now - new Date(started_at).getTime()) : <span className="dim">—</span>,
+            cell: ({ started_at, state }) =>
+              started_at && state === 'alive' ? (
+                duration(now - new Date(started_at).getTime())
+              ) : (
+                <span className="dim">—</span>
+              ),
           },
         ]}
       />

@@ -100,7 +100,7 @@ function OneProxy({ id }: { id: string }) {
         onClose={() => setOpen(undefined)}
         title={`Remove ${id}`}
         action="Remove the proxy"
-        danger={known?.stale === false}
+        danger={known?.state === 'alive'}
         reason={{ label: 'Reason', required: true }}
         onConfirm={async (reason) => {
           await confirmed(() => api.proxies.remove.mutate({ proxy_id: id, reason }));
@@ -110,7 +110,7 @@ function OneProxy({ id }: { id: string }) {
           await navigate({ to: '/proxies' });
         }}
       >
-        {known?.stale === false
+        {known?.state === 'alive'
           ? 'It still reports, so it comes back with its next report. To end its access, revoke its key.'
           : 'It is no longer listed or counted as silent. If it is started again, it comes back. What it decided stays in the records.'}
       </ConfirmDialog>
@@ -120,8 +120,25 @@ function OneProxy({ id }: { id: string }) {
 
 /** What is wrong, and the next step. */
 function WhatToDo({ proxy }: { proxy: Proxy }) {
-  const { stale, refused_bundle, up_to_date, bundle_hash, spooled_events = 0, last_seen_at } = proxy;
-  if (stale) {
+  const { state, desktop, refused_bundle, up_to_date, bundle_hash, spooled_events = 0, last_seen_at } = proxy;
+  if (state === 'stopped') {
+    return (
+      <Notice tone="quiet" title="It stopped">
+        It said so <When at={last_seen_at} />, so nobody is alarmed.
+        {spooled_events > 0
+          ? ` ${count(spooled_events, 'decision is', 'decisions are')} still on its disk, and sent when a proxy with that disk starts again.`
+          : ''}
+      </Notice>
+    );
+  }
+  if (state === 'silent' && desktop) {
+    return (
+      <Notice tone="quiet" title="It is silent, and runs on a desktop">
+        It last reported <When at={last_seen_at} />. Its client was probably closed, or its computer sleeps.
+      </Notice>
+    );
+  }
+  if (state === 'silent') {
     return (
       <Notice tone="bad" title="It is silent">
         It last reported <When at={last_seen_at} />. As long as it runs it goes on with the policies that it has, until
@@ -257,13 +274,13 @@ const Change = ({ id, action, target }: NonNullable<Run['change']>) => (
 function Facts({ proxy }: { proxy: Proxy }) {
   const named = usePeople()(proxy.key_id);
   const now = useNow(5_000);
-  const { bundle_hash, bundle_seq, bundle_built_at, up_to_date, spooled_events, started_at, version, stale } = proxy;
+  const { bundle_hash, bundle_seq, bundle_built_at, up_to_date, spooled_events, started_at, version, state } = proxy;
   const rows: [string, ReactNode][] = [
-    ['State', stale ? 'silent' : 'alive'],
+    ['State', proxy.desktop ? `${state}, on a desktop` : state],
     ['Last report', <When key="seen" at={proxy.last_seen_at} />],
     ['First report', <When key="first" at={proxy.first_seen_at} exact />],
     ['Program', version ? <Hostile key="version" text={`version ${version}`} /> : 'unknown version'],
-    ['Running for', started_at && !stale ? duration(now - new Date(started_at).getTime()) : 'unknown'],
+    ['Running for', started_at && state === 'alive' ? duration(now - new Date(started_at).getTime()) : 'unknown'],
     [
       'Policies',
       bundle_hash ? (
