@@ -25,6 +25,15 @@ interface NewAgentKey {
   expiresAt?: Date | undefined;
 }
 
+/** A key or a workload trust that is in force again. */
+export interface ConfirmedKey {
+  kind: 'api_key' | 'agent_key' | 'workload_trust';
+  id: string;
+  label: string;
+  /** Its scopes, or the agent that it belongs to. */
+  allows: string;
+}
+
 /**
  * Creates, lists, rotates and revokes API keys and agent keys. The plaintext exists only in the result of `create…` and
  * `rotate…`.
@@ -267,26 +276,30 @@ export class Keys {
     });
   }
 
-  /** Reactivates one key or all keys of a restored backup, and the workload trusts. Resolves to their ids. */
-  async confirm(tenantId: string, id: string | undefined, by: { actor: Actor }): Promise<string[]> {
+  /** Reactivates one key or all keys of a restored backup, and the workload trusts. Resolves to what each of them is. */
+  async confirm(tenantId: string, id: string | undefined, by: { actor: Actor }): Promise<ConfirmedKey[]> {
     return this.#db.transaction(tenantId, async (em, notify) => {
-      const ids: string[] = [];
-      for (const table of ['api_key', 'agent_key', 'workload_trust']) {
-        const rows = await em.execute<{ id: string }[]>(
-          `update ${table} set unconfirmed_since = null
+      const confirmed: ConfirmedKey[] = [];
+      for (const [kind, what] of [
+        ['api_key', `array_to_string(scopes, ',')`],
+        ['agent_key', `agent_id || ' as ' || agent_role`],
+        ['workload_trust', `array_to_string(scopes, ',')`],
+      ] as const) {
+        const rows = await em.execute<Omit<ConfirmedKey, 'kind'>[]>(
+          `update ${kind} set unconfirmed_since = null
            where tenant_id = ? and unconfirmed_since is not null and revoked_at is null and (?::text is null or id = ?)
-           returning id`,
+           returning id, label, ${what} as allows`,
           [tenantId, id ?? null, id ?? null],
         );
-        ids.push(...rows.map((row) => row.id));
+        confirmed.push(...rows.map((row) => ({ kind, ...row })));
       }
-      if (id !== undefined && ids.length === 0)
+      if (id !== undefined && confirmed.length === 0)
         throw new AppError('NOT_FOUND', 'there is no such key that needs confirmation');
-      for (const each of ids) {
+      for (const { id: each } of confirmed) {
         await notify('credential', each);
         await this.#audit(em, tenantId, { ...by, action: 'key.confirmed', target: { type: 'key', id: each } });
       }
-      return ids;
+      return confirmed;
     });
   }
 

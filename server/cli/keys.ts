@@ -1,3 +1,4 @@
+import type { AgentKeyRow } from '../../db/entities/index.ts';
 import { AGENT_NAME_RULE, isAgentName } from '../domain/agent-names.ts';
 import { OPERATOR } from '../domain/audit.ts';
 import { SCOPES } from '../domain/principal.ts';
@@ -62,14 +63,19 @@ const keyCreate = command({
 
 const keyList = command({
   name: 'key list',
-  summary: 'List the valid API keys of a tenant, without their plaintext',
+  summary: 'List all that signs in without a person: API keys, agent keys and workload trusts of a tenant',
+  more: 'Without their plaintext. After "svc restore" they are inactive until "svc key confirm".',
   flags: { ...TENANT_FLAG, ...JSON_FLAG },
   async run({ flags, print }) {
-    const rows = await withCore({}, async (core) => {
+    const { apiKeys, agentKeys, trusts } = await withCore({}, async (core) => {
       await assertTenant(core, flags.tenant);
-      return core.keys.listApiKeys(flags.tenant);
+      return {
+        apiKeys: await core.keys.listApiKeys(flags.tenant),
+        agentKeys: await core.keys.listAgentKeys(flags.tenant),
+        trusts: await core.workloads.list(flags.tenant),
+      };
     });
-    const keys = rows.map((row) => ({
+    const keys = apiKeys.map((row) => ({
       id: row.id,
       label: row.label,
       prefix: row.prefix,
@@ -78,10 +84,28 @@ const keyList = command({
       created_at: row.createdAt.toISOString(),
       last_used_at: row.lastUsedAt?.toISOString(),
       expires_at: row.expiresAt?.toISOString(),
+      inactive: row.unconfirmedSince != null,
     }));
+    const agent_keys = agentKeys.map(agentKeyOf);
+    const workload_trusts = trusts.map((row) => ({
+      id: row.id,
+      label: row.label,
+      issuer: row.issuer,
+      scopes: row.scopes,
+      created_by: row.createdBy ?? null,
+      created_at: row.createdAt.toISOString(),
+      last_used_at: row.lastUsedAt?.toISOString(),
+      inactive: row.unconfirmedSince != null,
+    }));
+    const state = ({ inactive, expires_at }: { inactive: boolean; expires_at?: string | undefined }) =>
+      inactive ? 'inactive' : (expires_at ?? 'never expires');
     print(
-      { keys },
-      columns(keys.map((k) => [k.id, `${k.prefix}…`, k.scopes.join(','), k.expires_at ?? 'never expires', k.label])),
+      { keys, agent_keys, workload_trusts },
+      columns([
+        ...keys.map((k) => [k.id, `${k.prefix}…`, k.scopes.join(','), state(k), k.label]),
+        ...agent_keys.map((k) => [k.id, `${k.prefix}…`, `${k.agent_id} as ${k.agent_role}`, state(k), k.label]),
+        ...workload_trusts.map((k) => [k.id, k.issuer, k.scopes.join(','), state(k), k.label]),
+      ]),
     );
     return 0;
   },
@@ -99,12 +123,12 @@ const keyConfirm = command({
   name: 'key confirm',
   summary: 'Reactivate one key, or all keys of a tenant, after restoring a backup',
   more:
-    'After "svc restore" all API keys and agent keys are inactive, because keys revoked after the backup would otherwise be\n' +
-    'valid again. Revoke the keys that you do not recognize first.',
+    'After "svc restore" all API keys, agent keys and workload trusts are inactive, because those revoked after the backup\n' +
+    'would otherwise be valid again. Look at "svc key list", and revoke those that you do not recognize first.',
   args: [],
   flags: {
     ...TENANT_FLAG,
-    id: { value: 'KEY_ID', help: 'id of one key, as "svc key list" and "svc agent-key list" show it' },
+    id: { value: 'KEY_ID', help: 'id of one of them, as "svc key list" shows it' },
     all: { help: 'all inactive keys of the tenant' },
     ...JSON_FLAG,
   },
@@ -116,7 +140,9 @@ const keyConfirm = command({
     });
     print(
       { confirmed },
-      confirmed.length > 0 ? confirmed.map((id) => `confirmed ${id}`) : ['no key needs confirmation'],
+      confirmed.length > 0
+        ? columns(confirmed.map((k) => ['confirmed', k.kind.replace('_', ' '), k.id, k.allows, k.label]))
+        : ['no key needs confirmation'],
     );
     return 0;
   },
@@ -174,16 +200,7 @@ const agentList = command({
       await assertTenant(core, flags.tenant);
       return core.keys.listAgentKeys(flags.tenant);
     });
-    const keys = rows.map((row) => ({
-      id: row.id,
-      label: row.label,
-      agent_id: row.agentId,
-      agent_role: row.agentRole,
-      prefix: row.prefix,
-      created_at: row.createdAt.toISOString(),
-      last_used_at: row.lastUsedAt?.toISOString(),
-      expires_at: row.expiresAt?.toISOString(),
-    }));
+    const keys = rows.map(agentKeyOf);
     print(
       { agent_keys: keys },
       columns(
@@ -192,6 +209,18 @@ const agentList = command({
     );
     return 0;
   },
+});
+
+const agentKeyOf = (row: AgentKeyRow) => ({
+  id: row.id,
+  label: row.label,
+  agent_id: row.agentId,
+  agent_role: row.agentRole,
+  prefix: row.prefix,
+  created_at: row.createdAt.toISOString(),
+  last_used_at: row.lastUsedAt?.toISOString(),
+  expires_at: row.expiresAt?.toISOString(),
+  inactive: row.unconfirmedSince != null,
 });
 
 const agentRevoke = command({

@@ -2,16 +2,19 @@ import { createHash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
 import { open, readdir } from 'node:fs/promises';
 import path from 'node:path';
+import { isDeepStrictEqual } from 'node:util';
 import { createGunzip } from 'node:zlib';
 import pg from 'pg';
 import type { z } from 'zod';
 import { claimDatabase } from '../../db/claim.ts';
 import { COLUMN_TYPES } from '../../db/client.ts';
+import { migrationChecksums } from '../../db/migrations/index.ts';
 import { departures, hasLeftWith } from '../../db/moves.ts';
 import { PrimaryClient } from '../../db/primary.ts';
 import type { LossWithin } from '../chain/accept-loss.ts';
 import { chainOfFile, highestInFile } from '../chain/checkpoint-file.ts';
 import type { KeysOf } from '../chain/standing.ts';
+import { readConfig } from '../config.ts';
 import { type AuditEntry, OPERATOR } from '../domain/audit.ts';
 import { type FormerKeyRow, keysOfChain, openFormerKey, openSigningKey, type SigningKeyRow } from '../keys/keyring.ts';
 import { systemClock } from '../lib/clock.ts';
@@ -47,13 +50,27 @@ export const restore = command({
     'behind-checkpoints': {
       help: 'restore even if newer records are known to exist; their loss is recorded in each chain',
     },
+    'may-lack-records': {
+      help: 'restore without the checkpoint files: acknowledged records may be missing, and nothing shows it',
+    },
+    check: { help: 'only read the file and check all of it: needs the master key, and no database' },
     ...JSON_FLAG,
   },
   async run({ args, flags, print }) {
     const file = path.resolve(args[0]!);
     const handle = await open(file, 'r');
     await handle.close();
+    if (flags.check) {
+      const { header, manifest } = await check(file, new SecretBox(requireMasterKey(readConfig())));
+      print({ file, ...header, tables: manifest.tables }, [
+        ...columns(manifest.tables.map((table) => [table.name, `${table.rows} rows`])),
+        `The backup of ${header.created_at} is complete and unchanged, and this program and master key can restore it.`,
+        'Records acknowledged since then are not in it: a restore compares it with the checkpoint files.',
+      ]);
+      return 0;
+    }
     const behind = flags['behind-checkpoints'];
+    const unknowing = flags['may-lack-records'];
     const { header, manifest, ended, people } = await withInstallation({ create: true }, async (installation) => {
       const { config, sessionUrl } = installation;
       const box = new SecretBox(requireMasterKey(config));
@@ -65,7 +82,7 @@ export const restore = command({
         const checkpoints = path.join(config.dataDir, 'checkpoints');
         return await withClient(sessionUrl, { types: COLUMN_TYPES }, async (client) => {
           await assertOneServer(client);
-          return load(client, file, box, { ...installation, checkpoints, behind });
+          return load(client, file, box, { ...installation, checkpoints, behind, unknowing });
         });
       } finally {
         await claim.release();
@@ -75,7 +92,8 @@ export const restore = command({
       ...columns(manifest.tables.map((table) => [table.name, `${table.rows} rows`])),
       `Restored the state of ${header.created_at}.`,
       endedWords(ended),
-      'All keys are inactive: check "svc key list", revoke the keys you do not recognize, then run "svc key confirm".',
+      'All keys of people and agents are inactive: look at "svc key list", revoke those that you do not recognize, then run',
+      '"svc key confirm".',
       'People, roles, stops and policies are as of the backup. Before the server starts, remove whoever was removed since:',
       ...columns(
         people.map(({ tenant_id, members, admins }) => [
@@ -84,8 +102,7 @@ export const restore = command({
           `admins ${admins.join(', ') || 'none'}`,
         ]),
       ),
-      'Verify the chains of each tenant: GET /v1/forensics/verify and /v1/audit/verify. They are compared with the files',
-      'in $SVC_DATA_DIR/checkpoints, if there are any, which reveals records that are missing since the backup.',
+      'Verify the chains of each tenant: GET /v1/forensics/verify and /v1/audit/verify.',
     ]);
     return 0;
   },
@@ -96,52 +113,35 @@ async function load(
   client: pg.Client,
   file: string,
   box: SecretBox,
-  options: Installation & { checkpoints: string; behind: boolean },
+  options: Installation & { checkpoints: string; behind: boolean; unknowing: boolean },
 ): Promise<Restored> {
-  const source = createReadStream(file);
-  const unzipped = source.on('error', (error) => unzipped.destroy(error)).pipe(createGunzip());
-  // errors surface when it is read, which may start later
-  unzipped.on('error', () => undefined);
-  const reader = new ArchiveReader(unzipped);
-  try {
+  return reading(file, async (reader) => {
     await client.query('begin');
     const tables = await listTables(client);
     await assertEmpty(client, tables);
-    const headerText = await reader.text('backup.json');
-    const header = parse(Header, headerText, 'backup.json');
-    assertFits(header, tables, (await readState(client)).done, box);
-    const loaded: Manifest = { header_sha256: sha256(headerText).toString('hex'), tables: [] };
-    for (const table of header.tables) {
-      const sum = createHash('sha256');
-      const entry = { name: table.name, rows: 0, bytes: 0, parts: 0, sha256: '' };
-      const bytes = reader.parts(
-        () => partName(table.name, entry.parts),
-        () => entry.parts++,
-        (chunk) => {
-          sum.update(chunk);
-          entry.bytes += chunk.length;
-        },
-      );
-      entry.rows = await copyIn(client, `copy ${copyTarget(table)} from stdin (format binary)`, bytes);
-      loaded.tables.push({ ...entry, sha256: sum.digest('hex') });
-    }
-    const manifestText = await reader.text('manifest.json');
-    const manifest = parse(Manifest, manifestText, 'manifest.json');
-    const seal = await reader.text('manifest.seal');
-    await reader.end();
-    compare(manifest, loaded);
-    assertSealed(manifestText, seal, box);
+    const { done } = await readState(client);
+    const { header, manifest } = await readAll(reader, box, {
+      fits: (header) => assertFits(header, tables, done, box),
+      take: (table, bytes) => copyIn(client, `copy ${copyTarget(table)} from stdin (format binary)`, bytes),
+    });
     await assertOpens(client, box);
     const { keys, keysOf } = await readSigningKeys(client, box);
-    const beyond = await recordsBeyond(client, options.checkpoints, keysOf, box);
+    const { beyond, unknown } = await recordsBeyond(client, options.checkpoints, keysOf, box);
     if (beyond.length > 0 && !options.behind) {
       throw new CommandError(
         `the backup lacks records that are known to exist:\n  ${beyond.join('\n  ')}\n` +
           'Restore a newer backup, or use --behind-checkpoints to give up those records. Nothing was restored.',
       );
     }
+    if (unknown.length > 0 && !options.unknowing) {
+      throw new CommandError(
+        `nothing here shows whether the backup lacks acknowledged records:\n  ${unknown.join('\n  ')}\n` +
+          `Put the newest checkpoint files into ${options.checkpoints}, those of all processes (append files of the same ` +
+          'name to each other), or use --may-lack-records to restore without knowing. Nothing was restored.',
+      );
+    }
     const { cancelled, ...ended } = await endWhatWasAlive(client);
-    await recordRestore(client, { header, beyond, ended, cancelled });
+    await recordRestore(client, { header, beyond, unknown, ended, cancelled });
     const people = await peopleOf(client);
     const losses = lossesOf(options, keys, keysOf);
     try {
@@ -153,12 +153,84 @@ async function load(
     }
     await client.query('analyze');
     return { header, manifest, ended, people };
+  });
+}
+
+/** Reads the whole file, and nothing else. Throws a CommandError if a restore would refuse it. */
+function check(file: string, box: SecretBox): Promise<{ header: Header; manifest: Manifest }> {
+  const done = [...migrationChecksums().keys()];
+  return reading(file, (reader) =>
+    readAll(reader, box, {
+      fits: (header) => assertFits(header, header.tables, done, box),
+      async take(_table, bytes) {
+        for await (const _ of bytes);
+        return undefined;
+      },
+    }),
+  );
+}
+
+async function reading<T>(file: string, work: (reader: ArchiveReader) => Promise<T>): Promise<T> {
+  const source = createReadStream(file);
+  const unzipped = source.on('error', (error) => unzipped.destroy(error)).pipe(createGunzip());
+  // errors surface when it is read, which may start later
+  unzipped.on('error', () => undefined);
+  try {
+    return await work(new ArchiveReader(unzipped));
   } catch (error) {
     throw damaged(error);
   } finally {
     source.destroy();
     unzipped.destroy();
   }
+}
+
+/**
+ * Reads every member and compares it with the sealed manifest. `take` gets the bytes of each table, and resolves to how many rows
+ * they were, if it knows.
+ */
+async function readAll(
+  reader: ArchiveReader,
+  box: SecretBox,
+  {
+    fits,
+    take,
+  }: {
+    fits(header: Header): void;
+    take(table: Header['tables'][number], bytes: AsyncGenerator<Buffer>): Promise<number | undefined>;
+  },
+): Promise<{ header: Header; manifest: Manifest }> {
+  const headerText = await reader.text('backup.json');
+  const header = parse(Header, headerText, 'backup.json');
+  fits(header);
+  const found: Found = { header_sha256: sha256(headerText).toString('hex'), tables: [] };
+  for (const table of header.tables) {
+    const sum = createHash('sha256');
+    const entry = { name: table.name, bytes: 0, parts: 0 };
+    const bytes = reader.parts(
+      () => partName(table.name, entry.parts),
+      () => entry.parts++,
+      (chunk) => {
+        sum.update(chunk);
+        entry.bytes += chunk.length;
+      },
+    );
+    const rows = await take(table, bytes);
+    found.tables.push({ ...entry, rows, sha256: sum.digest('hex') });
+  }
+  const manifestText = await reader.text('manifest.json');
+  const manifest = parse(Manifest, manifestText, 'manifest.json');
+  const seal = await reader.text('manifest.seal');
+  await reader.end();
+  compare(manifest, found);
+  assertSealed(manifestText, seal, box);
+  return { header, manifest };
+}
+
+/** What was read, as far as it is known. */
+interface Found {
+  header_sha256: string;
+  tables: (Omit<Manifest['tables'][number], 'rows'> & { rows: number | undefined })[];
 }
 
 interface Restored {
@@ -258,10 +330,19 @@ async function readSigningKeys(client: pg.Client, box: SecretBox): Promise<{ key
   return { keys, keysOf: (tenantId, chain) => keysOfChain(own, former, tenantId, chain) };
 }
 
-/** Records in the checkpoint files that the restored chains lack or have with another hash. */
-async function recordsBeyond(client: pg.Client, directory: string, keysOf: KeysOf, box: SecretBox): Promise<string[]> {
+/**
+ * `beyond`: records in the checkpoint files that the restored chains lack or have with another hash. `unknown`: chains of which no
+ * file shows what came after the backup, because there is none, or it ends before the backup's own checkpoints.
+ */
+async function recordsBeyond(
+  client: pg.Client,
+  directory: string,
+  keysOf: KeysOf,
+  box: SecretBox,
+): Promise<{ beyond: string[]; unknown: string[] }> {
   const { rows: tenants } = await client.query<{ tenant_id: string }>('select tenant_id from tenant order by 1');
   const found: string[] = [];
+  const unknown: string[] = [];
   for (const { tenant_id } of tenants) {
     for (const [chain, table] of [
       ['forensics', 'forensic_record'],
@@ -270,17 +351,29 @@ async function recordsBeyond(client: pg.Client, directory: string, keysOf: KeysO
       try {
         const filed = await highestInFile(directory, tenant_id, chain, keysOf(tenant_id, chain));
         const newest = filed.toSorted((a, b) => (b.generation ?? 0) - (a.generation ?? 0) || b.seq - a.seq)[0];
-        if (!newest) continue;
+        const { rows: known } = await client.query<{ head: number; signed: number }>(
+          `select coalesce((select seq from chain_head where tenant_id = $1 and chain = $2), 0)::float8 as head,
+             coalesce((select max(seq) from chain_checkpoint where tenant_id = $1 and chain = $2), 0)::float8 as signed`,
+          [tenant_id, chain],
+        );
+        const { head, signed } = known[0]!;
+        if (!newest) {
+          if (head > 0) unknown.push(`tenant ${tenant_id}, ${chain}: there is no checkpoint file`);
+          continue;
+        }
         const { rows } = await client.query<{ hash: string }>(
           `select encode(hash, 'hex') as hash from ${table} where tenant_id = $1 and seq = $2`,
           [tenant_id, newest.seq],
         );
-        if (rows[0]?.hash === newest.hash) continue;
-        const { rows: heads } = await client.query<{ seq: string }>(
-          'select seq from chain_head where tenant_id = $1 and chain = $2',
-          [tenant_id, chain],
-        );
-        const what = rows[0] ? 'differs' : `is missing; the last record is ${heads[0]?.seq ?? 0}`;
+        if (rows[0]?.hash === newest.hash) {
+          if (newest.seq < signed) {
+            unknown.push(
+              `tenant ${tenant_id}, ${chain}: the checkpoint file ends at record ${newest.seq}, and record ${signed} was signed`,
+            );
+          }
+          continue;
+        }
+        const what = rows[0] ? 'differs' : `is missing; the last record is ${head}`;
         found.push(`tenant ${tenant_id}, ${chain}: record ${newest.seq} was signed and ${what}`);
       } catch (error) {
         found.push(`tenant ${tenant_id}, ${chain}: the checkpoint file cannot be read: ${(error as Error).message}`);
@@ -304,7 +397,7 @@ async function recordsBeyond(client: pg.Client, directory: string, keysOf: KeysO
       found.push(`tenant ${of.tenantId}, ${of.chain}: the checkpoint file cannot be read: ${(error as Error).message}`);
     }
   }
-  return found;
+  return { beyond: found, unknown };
 }
 
 async function filesOf(directory: string): Promise<string[]> {
@@ -322,16 +415,21 @@ async function filesOf(directory: string): Promise<string[]> {
  */
 async function recordRestore(
   client: pg.Client,
-  restored: { header: Header; beyond: string[]; ended: Ended; cancelled: CancelledHold[] },
+  restored: { header: Header; beyond: string[]; unknown: string[]; ended: Ended; cancelled: CancelledHold[] },
 ): Promise<void> {
   const { addAudit } = await import('../chain/audit.ts');
-  const { header, beyond, ended, cancelled } = restored;
+  const { header, beyond, unknown, ended, cancelled } = restored;
   const execute = async (sql: string, values: unknown[]) => (await client.query(sql, values)).rows as never;
   const { rows: tenants } = await client.query<{ tenant_id: string }>(
     `select tenant_id from chain_head where chain = 'audit' and seq > 0 order by tenant_id`,
   );
   for (const { tenant_id: tenantId } of tenants) {
     const lost = lostBy(tenantId, beyond);
+    const unseen = lostBy(tenantId, unknown);
+    const found = [
+      ...(lost.length > 0 ? [`Lost: ${lost.join('; ')}`] : []),
+      ...(unseen.length > 0 ? [`Not known whether later records are lost: ${unseen.join('; ')}`] : []),
+    ];
     const add = (entry: AuditEntry) =>
       addAudit(execute, tenantId, entry, {
         now: Date.now(),
@@ -345,7 +443,7 @@ async function recordRestore(
       target: { type: 'database', id: header.master_key_id },
       severity: 'critical',
       reason: reasonOf(header),
-      detail: `${endedWords(ended)} ${lost.length > 0 ? `Lost: ${lost.join('; ')}` : 'No later records are known.'}`,
+      detail: [endedWords(ended), ...(found.length > 0 ? found : ['No later records are known.'])].join(' '),
     });
     for (const { id } of cancelled.filter((hold) => hold.tenant_id === tenantId)) {
       await add({
@@ -450,15 +548,15 @@ function assertFits(header: Header, tables: Header['tables'], done: readonly str
   }
 }
 
-function compare(manifest: Manifest, loaded: Manifest): void {
-  if (manifest.header_sha256 !== loaded.header_sha256)
-    throw new ArchiveError('backup.json does not match the manifest');
-  for (const [i, table] of loaded.tables.entries()) {
-    if (JSON.stringify(manifest.tables[i]) !== JSON.stringify(table)) {
+function compare(manifest: Manifest, found: Found): void {
+  if (manifest.header_sha256 !== found.header_sha256) throw new ArchiveError('backup.json does not match the manifest');
+  for (const [i, table] of found.tables.entries()) {
+    const stated = manifest.tables[i];
+    if (!isDeepStrictEqual(stated, { ...table, rows: table.rows ?? stated?.rows })) {
       throw new ArchiveError(`the table ${table.name} does not match the manifest`);
     }
   }
-  if (manifest.tables.length !== loaded.tables.length) throw new ArchiveError('the manifest lists different tables');
+  if (manifest.tables.length !== found.tables.length) throw new ArchiveError('the manifest lists different tables');
 }
 
 function assertSealed(manifestText: Buffer, seal: Buffer, box: SecretBox): void {

@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto';
-import { cpSync, existsSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { cpSync, existsSync, mkdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { isDeepStrictEqual } from 'node:util';
 import { gunzipSync, gzipSync } from 'node:zlib';
@@ -23,6 +23,10 @@ const dir = temporaryDirectory();
 const key = Buffer.alloc(32, 7).toString('hex');
 const env = (url: string) => ({ DATABASE_URL: url, SVC_MASTER_KEY: key, SVC_DATA_DIR: dir });
 const file = path.join(dir, 'backup.svc');
+/** The checkpoint files as of the backup. */
+const filed = path.join(dir, 'filed', 'checkpoints');
+/** Restores where no checkpoint files are at hand. */
+const ANYWAY = '--may-lack-records';
 
 let made = 0;
 const databases: string[] = [];
@@ -55,13 +59,17 @@ beforeAll(async () => {
   const tenant = await server.tenant();
   tenantId = tenant.id;
   agent = await tenant.agent('bot', 'support');
-  await decide(20);
-  for (const chain of CHAINS) await server.core.checkpoints.take(tenantId, chain);
+  for (let half = 0; half < 2; half++) {
+    await decide(10);
+    for (const chain of CHAINS) await server.core.checkpoints.take(tenantId, chain);
+  }
+  await server.core.checkpoints.flushed();
   // the jobs of the server go on: the backup that is compared is one during which none of them wrote
   backedUp = await until(async () => {
     const before = await contents(server.databaseUrl);
     rmSync(file, { force: true });
     await svcHere(0, env(server.databaseUrl), 'backup', file);
+    cpSync(path.join(server.dataDir, 'checkpoints'), filed, { recursive: true });
     const after = await contents(server.databaseUrl);
     return isDeepStrictEqual(before, after) && after;
   }, 'nothing was written while the backup was made');
@@ -102,7 +110,7 @@ test('a backup restores every row as it was, chains and all, in another database
   const url = await emptyDatabase();
   // opening a database writes its own keys into it; it is empty all the same
   await svcHere(0, env(url), 'tenant', 'list');
-  const { json } = await svc(0, env(url), 'restore', file, '--json');
+  const { json } = await svc(0, { ...env(url), SVC_DATA_DIR: path.dirname(filed) }, 'restore', file, '--json');
   const { tables, master_key_id } = json<{ tables: { name: string; rows: number }[]; master_key_id: string }>();
   expect(tables.find((table) => table.name === 'forensic_record')?.rows).toBe(21);
   expect(master_key_id).toMatch(/^[0-9a-f]{16}$/);
@@ -129,6 +137,41 @@ test('a backup restores every row as it was, chains and all, in another database
   expect((await svcHere(1, env(url), 'doctor')).stdout.match(/^FAIL.*/gm)).toHaveLength(1);
 });
 
+test('a restore that nothing shows to be complete is refused without a flag that says so, and the audit log tells', async () => {
+  const url = await emptyDatabase();
+  const name = (chain: string) => `${encodeURIComponent(tenantId)}.${chain}.txt`;
+  const none = (chain: string) => `tenant ${tenantId}, ${chain}: there is no checkpoint file`;
+  const cases: [what: string, files: () => Record<string, string>, words: string[]][] = [
+    ['no folder', () => ({}), CHAINS.map(none)],
+    ['the files of one chain', () => ({ [name('forensics')]: read('forensics') }), [none('audit')]],
+    [
+      'older files',
+      () => ({
+        [name('forensics')]: `${read('forensics').split('\n\n').slice(0, 2).join('\n\n')}\n\n`,
+        [name('audit')]: read('audit'),
+      }),
+      [`tenant ${tenantId}, forensics: the checkpoint file ends at record`],
+    ],
+    ['foreign files', () => ({ 'other.forensics.txt': '', 'other.audit.txt': '' }), CHAINS.map(none)],
+  ];
+  const read = (chain: string) => readFileSync(path.join(filed, name(chain)), 'utf8');
+  for (const [what, files, words] of cases) {
+    const home = path.join(dir, what);
+    mkdirSync(path.join(home, 'checkpoints'), { recursive: true });
+    for (const [file, text] of Object.entries(files())) writeFileSync(path.join(home, 'checkpoints', file), text);
+    const { stderr } = await svcHere(1, { ...env(url), SVC_DATA_DIR: home }, 'restore', file);
+    for (const text of [...words, ANYWAY, 'Nothing was restored']) expect(stderr, what).toContain(text);
+    for (const chain of CHAINS.filter((chain) => words.every((text) => !text.includes(`, ${chain}: `)))) {
+      expect(stderr, what).not.toContain(`${tenantId}, ${chain}`);
+    }
+    expect(await tenantsIn(url)).toBe(0);
+  }
+  await svcHere(0, env(url), 'restore', file, ANYWAY);
+  const told = (await contents(url)).audit_record!.filter((row) => row.includes('database.restored')).join();
+  expect(told).toContain(`Not known whether later records are lost: ${none('forensics')}; ${none('audit')}`);
+  expect(told).not.toContain('No later records are known');
+});
+
 test('a restored backup brings nothing back to life', async () => {
   const tenant = await server.tenant();
   const person = await tenant.person('viewer');
@@ -149,7 +192,7 @@ test('a restored backup brings nothing back to life', async () => {
   await server.call(200, 'GET /auth/me', person);
 
   const url = await emptyDatabase();
-  const { json } = await svcHere(0, env(url), 'restore', old, '--json');
+  const { json } = await svcHere(0, env(url), 'restore', old, ANYWAY, '--json');
   const { ended, people } = json<{ ended: Record<string, number>; people: object[] }>();
   expect(people).toContainEqual({
     tenant_id: tenant.id,
@@ -200,7 +243,13 @@ test('a restored backup brings nothing back to life', async () => {
     await svcHere(0, env(url), 'key', 'confirm', '--tenant', tenant.id, '--id', row!.id);
     await expect.poll(() => status('/v1/policies', bearer(pipeline))).toBe(200);
     expect(await status('/auth/me', bearer(tenant.admin))).toBe(401);
-    await svcHere(0, env(url), 'key', 'confirm', '--tenant', tenant.id, '--all');
+    // a look at all that would be in force again, and then a word for each of it
+    const inactive = (await svcHere(0, env(url), 'key', 'list', '--tenant', tenant.id)).stdout;
+    expect(inactive).toMatch(/^agk_\S+ +\S+… +payer as clerk +inactive/m);
+    const all = (await svcHere(0, env(url), 'key', 'confirm', '--tenant', tenant.id, '--all')).stdout;
+    expect(all).toMatch(/^confirmed +agent key +agk_\S+ +payer as clerk/m);
+    expect(all).toMatch(/^confirmed +api key +key_\S+ +admin/m);
+    expect(all.trim().split('\n')).toHaveLength(inactive.match(/ inactive /g)!.length);
     await expect.poll(() => status('/auth/me', bearer(tenant.admin))).toBe(200);
     expect(await program.core!.fleet.agentKeys(tenant.id)).toHaveLength(1);
     const hold = await fetch(`${address}/v1/escrow/${held!.id}`, { headers: bearer(tenant.admin) });
@@ -240,7 +289,7 @@ test('a backup older than known checkpoints is restored only with an explicit fl
   const db = await openDatabase(url, { poolSize: 2 });
   try {
     let done = false;
-    const restoring = svcHere(0, place, 'restore', older, '--behind-checkpoints').finally(() => {
+    const restoring = svcHere(0, place, 'restore', older, '--behind-checkpoints', ANYWAY).finally(() => {
       done = true;
     });
     let seen: { tenants: number; losses: number };
@@ -276,7 +325,7 @@ test('the restored state is never visible without its record in the audit log', 
   const db = await openDatabase(url, { poolSize: 1 });
   let done = false;
   try {
-    const restoring = svcHere(0, env(url), 'restore', file).finally(() => {
+    const restoring = svcHere(0, env(url), 'restore', file, ANYWAY).finally(() => {
       done = true;
     });
     let seen: { tenants: number; told: number };
@@ -311,7 +360,7 @@ test('a tenant missing from the backup also counts as newer than it', async () =
   const place = { ...env(url), SVC_DATA_DIR: home };
   expect((await svcHere(1, place, 'restore', older)).stderr).toContain(`tenant ${late.id}, audit: record`);
   expect(await tenantsIn(url)).toBe(0);
-  await svcHere(0, place, 'restore', older, '--behind-checkpoints');
+  await svcHere(0, place, 'restore', older, '--behind-checkpoints', ANYWAY);
   expect(await tenantsIn(url)).toBeGreaterThan(0);
   // whose audit log could tell of it is gone: the others learn nothing of a tenant
   expect((await contents(url)).audit_record!.filter((row) => row.includes(late.id))).toEqual([]);
@@ -327,7 +376,7 @@ test('a backup is one snapshot, however busy the server is', async () => {
   stop = true;
   await load;
   const url = await emptyDatabase();
-  await svcHere(0, env(url), 'restore', busy);
+  await svcHere(0, env(url), 'restore', busy, ANYWAY);
   const [decisions, audit] = await verdicts(url);
   expect(decisions).toMatchObject({ verified: true, linear: true });
   expect(audit).toMatchObject({ verified: true });
@@ -353,7 +402,7 @@ test('a table that ends exactly at the end of a part is backed up and restored',
     expect(parts.reduce((sum, [, bytes]) => sum + bytes.length, 0)).toBeGreaterThan(size);
     if (size !== part + 12_000) continue;
     const url = await emptyDatabase();
-    await svcHere(0, env(url), 'restore', brim);
+    await svcHere(0, env(url), 'restore', brim, ANYWAY);
     expect((await contents(url)).decision_input?.some((row) => row.includes(`brim-${size}`))).toBe(true);
   }
 });
@@ -369,6 +418,16 @@ test('a file is readable only by its owner, lists with tar, and contains no usab
   expect(bytes.includes(agent.key!)).toBe(false);
   expect(bytes.includes(Buffer.from(key, 'hex'))).toBe(false);
   expect(bytes.includes(key)).toBe(false);
+});
+
+test('a backup is checked without a database, and only with its master key', async () => {
+  const alone = { SVC_MASTER_KEY: key, SVC_DATA_DIR: path.join(dir, 'nowhere') };
+  const { stdout } = await svcHere(0, alone, 'restore', '--check', file);
+  expect(stdout).toMatch(/^forensic_record +21 rows$/m);
+  expect(stdout).toContain('is complete and unchanged');
+  expect(existsSync(alone.SVC_DATA_DIR)).toBe(false);
+  const other = { ...alone, SVC_MASTER_KEY: Buffer.alloc(32, 8).toString('hex') };
+  expect((await svcHere(1, other, 'restore', '--check', file)).stderr).toContain('the backup needs the master key');
 });
 
 test('a file is never overwritten, and one that cannot be written leaves nothing', async () => {
@@ -467,6 +526,9 @@ test.each<[string, () => Buffer, RegExp]>([
   expect(stderr).toMatch(fault);
   expect(stderr).not.toMatch(/\n\s+at /);
   expect(await tenantsIn(url)).toBe(0);
+  // and without a database; only the bytes of rows, and which tables there are, need one to be read
+  const checked = await svcHere(1, { SVC_MASTER_KEY: key, SVC_DATA_DIR: dir }, 'restore', '--check', bad);
+  expect(checked.stderr).toMatch(/damaged|version/);
 });
 
 let sharedUrl: Promise<string> | undefined;
