@@ -1,3 +1,5 @@
+import { mkdir, rm, writeFile } from 'node:fs/promises';
+import path from 'node:path';
 import { parseArgs } from 'node:util';
 import { SchemaRefused } from '../db/applied.ts';
 import { Occupied } from '../db/claim.ts';
@@ -5,11 +7,11 @@ import { startEmbedded } from '../db/embedded.ts';
 import { Unreplicated } from '../db/replication.ts';
 import { NoSession } from '../db/session.ts';
 import type { Core } from './app.ts';
-import { readConfig } from './config.ts';
+import { type Config, readConfig } from './config.ts';
 import { AppError } from './errors.ts';
 import { collectStart, collectWhenQuiet } from './lib/collect.ts';
 import { listenFault } from './lib/listen.ts';
-import { createLog } from './lib/log.ts';
+import { createLog, type Log } from './lib/log.ts';
 import { setPatience } from './lib/patience.ts';
 import { ConfigError } from './lib/settings.ts';
 import { onStopSignals } from './lib/signals.ts';
@@ -84,13 +86,14 @@ async function main(): Promise<void> {
     collectWhenQuiet();
 
     const { core } = program;
-    const first = core && (await core.tenants.none());
+    // a worker's directory is not where anyone looks for it
+    const first = core && config.roles.includes('web') && (await core.tenants.none());
     await program.listen();
     log.info({ address: config.baseUrl }, `listening on ${config.baseUrl}`);
-    if (first) await createFirst(core, config.baseUrl);
+    if (first) await createFirst(core, config, log);
     if (core && demo) {
       const { demoLinks } = await import('./demo/links.ts');
-      console.log(await demoLinks(core, config.baseUrl));
+      await showSecrets(await demoLinks(core, config.baseUrl), path.join(config.dataDir, 'demo-links.txt'), log);
     }
   };
   const begun = begin();
@@ -98,7 +101,8 @@ async function main(): Promise<void> {
 }
 
 /** Creates and shows the tenant of a new installation, unless another process that started at the same time created it. */
-async function createFirst(core: Core, baseUrl: string): Promise<void> {
+async function createFirst(core: Core, config: Config, log: Log): Promise<void> {
+  const { baseUrl } = config;
   const tenant = await createTenant(core, baseUrl, {
     id: 'default',
     name: 'Default',
@@ -108,16 +112,34 @@ async function createFirst(core: Core, baseUrl: string): Promise<void> {
     throw error;
   });
   if (!tenant) return;
-  // shown once, and deliberately not as a log entry: logs are kept and shipped
-  console.log(
-    [
-      '',
-      '  A new control plane. This is shown once:',
-      '',
-      `    Dashboard      ${baseUrl}`,
-      `    Sign-in link   ${tenant.sign_in_url}   (once, within 7 days)`,
-      `    Admin API key  ${tenant.api_key}   (tenant ${tenant.tenant_id})`,
-      '',
-    ].join('\n'),
-  );
+  const text = [
+    '',
+    '  A new control plane. This is shown once:',
+    '',
+    `    Dashboard      ${baseUrl}`,
+    `    Sign-in link   ${tenant.sign_in_url}   (once, within 7 days)`,
+    `    Admin API key  ${tenant.api_key}   (tenant ${tenant.tenant_id})`,
+    '',
+  ].join('\n');
+  await showSecrets(text, path.join(config.dataDir, 'first-sign-in.txt'), log);
+}
+
+/** Prints secrets to a terminal. Any other output is kept and shipped as a log: there they go to a file, which the log names. */
+async function showSecrets(text: string, file: string, log: Log): Promise<void> {
+  if (process.stdout.isTTY) {
+    console.log(text);
+    return;
+  }
+  try {
+    await mkdir(path.dirname(file), { recursive: true, mode: 0o700 });
+    // an older file could be readable by others, or lead elsewhere
+    await rm(file, { force: true });
+    await writeFile(file, `${text}\n`, { flag: 'wx', mode: 0o600 });
+    log.warn({ file }, 'links and keys that sign in are in this file: read it, then delete it');
+  } catch (err) {
+    log.error(
+      { err, file },
+      'links and keys that sign in could not be written: svc sign-in-link and svc key create make others',
+    );
+  }
 }

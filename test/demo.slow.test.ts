@@ -1,4 +1,4 @@
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { afterAll, expect, test } from 'vitest';
@@ -27,10 +27,11 @@ async function start(): Promise<{ tenant: string; admin: string; approver: strin
   const port = await freePort();
   server.url = `http://127.0.0.1:${port}`;
   await server.spawn({ PORT: String(port) });
-  await expect.poll(() => server!.output, { timeout: 900_000 }).toContain('demo remove');
-  const [, tenant] = /The demo is the tenant (demo-\w+)/.exec(server.output)!;
-  const [, admin] = /admin +(http\S+)/.exec(server.output)!;
-  const [, approver] = /approver +(http\S+)/.exec(server.output)!;
+  await expect.poll(() => server!.output, { timeout: 900_000 }).toContain('demo-links.txt');
+  const shown = readFileSync(server.file('demo-links.txt'), 'utf8');
+  const [, tenant] = /The demo is the tenant (demo-\w+)/.exec(shown)!;
+  const [, admin] = /admin +(http\S+)/.exec(shown)!;
+  const [, approver] = /approver +(http\S+)/.exec(shown)!;
   return { tenant: tenant!, admin: admin!, approver: approver! };
 }
 
@@ -42,7 +43,7 @@ async function stop(): Promise<void> {
 test('a demo is a week that verifies, in a tenant of its own that is marked, is made once, and can be deleted', async () => {
   const { tenant, admin, approver } = await start();
   // the tenant of the first start is there as without a demo
-  expect(server!.output).toContain('(tenant default)');
+  expect(server!.firstSignIn()).toContain('(tenant default)');
   const link = await fetch(admin, { redirect: 'manual' });
   const cookie = link.headers.get('set-cookie')!.split(';')[0]!;
   const get = async <T>(target: string) =>

@@ -39,11 +39,12 @@ beforeAll(async () => {
     });
   }
   await until(
-    () => dev.exitCode !== null || output.includes('(tenant default)'),
+    () => dev.exitCode !== null || output.includes('first-sign-in.txt'),
     () => `the first start: ${output}`,
   );
-  link = /http\S+verify\?token=\w+/.exec(output)![0];
-  key = /svc_key_[\w-]+/.exec(output)![0];
+  const shown = readFileSync(path.join(dir, '.data/first-sign-in.txt'), 'utf8');
+  link = /http\S+verify\?token=\w+/.exec(shown)![0];
+  key = /svc_key_[\w-]+/.exec(shown)![0];
 });
 
 afterAll(async () => {

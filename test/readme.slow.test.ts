@@ -34,13 +34,17 @@ beforeAll(async () => {
   };
   server = spawn('npm', ['start'], { cwd: dir, env, stdio: ['ignore', 'pipe', 'inherit'] });
   shown = await new Promise((resolve, reject) => {
-    let text = '';
-    server.once('exit', (code) => reject(new Error(`npm start ended with ${code}: ${text}`)));
+    let output = '';
+    server.once('exit', (code) => reject(new Error(`npm start ended with ${code}: ${output}`)));
     server.stdout!.on('data', (chunk) => {
-      text += chunk;
-      const key = /svc_key_[\w-]+/.exec(text)?.[0];
-      const link = /http\S+verify\?token=\w+/.exec(text)?.[0];
-      if (key && link && text.includes('(tenant default)')) resolve({ key, link, base: new URL(link).origin });
+      output += chunk;
+      // what a terminal would be shown
+      const [, file] = /"file":"([^"]*first-sign-in\.txt)"/.exec(output) ?? [];
+      if (file === undefined) return;
+      const text = readFileSync(file, 'utf8');
+      const key = /svc_key_[\w-]+/.exec(text)![0];
+      const link = /http\S+verify\?token=\w+/.exec(text)![0];
+      resolve({ key, link, base: new URL(link).origin });
     });
   });
 });

@@ -1,7 +1,7 @@
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { randomBytes, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
@@ -143,10 +143,12 @@ export class Server {
     );
     if (child.exitCode !== null) throw new Error(`the server ended: ${this.output}`);
     if (this.#keys.has(DEFAULT)) return;
-    // the first start prints the key of the tenant that it creates, and a link
+    // the first start writes the key of the tenant that it creates, and a link, into a file
     await eventually('the server made its first tenant', async () => {
-      const [key] = /svc_key_[\w-]+/.exec(this.output) ?? [];
-      const [link] = /http\S+verify\?token=[\w-]+/.exec(this.output) ?? [];
+      const [, file] = /"file":"([^"]*first-sign-in\.txt)"/.exec(this.output) ?? [];
+      const text = file === undefined ? '' : readFileSync(file, 'utf8');
+      const [key] = /svc_key_[\w-]+/.exec(text) ?? [];
+      const [link] = /http\S+verify\?token=[\w-]+/.exec(text) ?? [];
       if (key === undefined || link === undefined) return false;
       this.#keys.set(DEFAULT, key);
       this.#link = new URL(link);

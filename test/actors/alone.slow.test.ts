@@ -1,3 +1,4 @@
+import { statSync } from 'node:fs';
 import { afterAll, expect, test } from 'vitest';
 import { readConfig } from '../../server/config.ts';
 import { svcHere } from '../cli/svc.ts';
@@ -35,7 +36,7 @@ test('without Redis one server has the database, commands work beside it, and th
   expect((await fetch(`${second.url}/v1/policies`)).status).toBe(401);
 
   // a stop does not wait for those who wait for a change: they are answered, and ask the next one
-  const [, admin] = /Admin API key +(\S+)/.exec(first.output)!;
+  const [, admin] = /Admin API key +(\S+)/.exec(first.firstSignIn())!;
   const as = (key: string | undefined) => ({ authorization: `Bearer ${key}`, 'content-type': 'application/json' });
   const made = await fetch(`${second.url}/v1/keys`, {
     method: 'POST',
@@ -68,7 +69,11 @@ test('a stop while the first tenant is made waits for it', async () => {
   first.signal('SIGTERM');
   await first.exited();
   expect(first.exitCode, first.output).toBe(0);
-  expect(first.output).toMatch(/Admin API key +svc_key_/);
+  // output that is no terminal is kept and shipped: what signs in is in a file of its owner instead
+  expect(first.firstSignIn()).toMatch(/Sign-in link +http\S+svc_link_[\s\S]+Admin API key +svc_key_/);
+  expect(statSync(first.file('first-sign-in.txt')).mode & 0o777).toBe(0o600);
+  expect(first.output).toContain(first.file('first-sign-in.txt'));
+  expect(first.output).not.toMatch(/svc_key_|svc_link_/);
   expect(first.output).not.toContain('    at ');
 });
 

@@ -1,5 +1,5 @@
 import { type ChildProcess, spawn } from 'node:child_process';
-import { chmodSync, mkdtempSync, rmSync } from 'node:fs';
+import { chmodSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { afterAll, expect, vi } from 'vitest';
@@ -98,7 +98,7 @@ export interface ServerProcess {
   readonly url: string;
   /** The settings that it runs with. */
   readonly env: Record<string, string>;
-  /** Of the tenant `default`, as the first start printed them. */
+  /** Of the tenant `default`, as the first start wrote them into a file. */
   readonly key: string;
   readonly link: string;
   stop(): Promise<void>;
@@ -111,12 +111,12 @@ export async function startServer(dir: string, settings: Record<string, string> 
   const child = start('server/main.ts', env);
   const end = ended(child);
   const first = await new Promise<{ key: string; link: string }>((resolve, reject) => {
-    let text = '';
+    let output = '';
     child.stdout!.on('data', (chunk) => {
-      text += chunk;
-      const key = /svc_key_[\w-]+/.exec(text)?.[0];
-      const link = /http\S+verify\?token=\w+/.exec(text)?.[0];
-      if (key && link && text.includes('(tenant default)')) resolve({ key, link });
+      output += chunk;
+      if (!/"file":"[^"]*first-sign-in\.txt"/.test(output)) return;
+      const text = readFileSync(path.join(dir, 'first-sign-in.txt'), 'utf8');
+      resolve({ key: /svc_key_[\w-]+/.exec(text)![0], link: /http\S+verify\?token=\w+/.exec(text)![0] });
     });
     end.then((ran) => reject(new Error(`the server ended with ${ran.code}: ${ran.stderr}${ran.stdout}`)), reject);
   });

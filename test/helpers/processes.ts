@@ -1,7 +1,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { createPublicKey, type KeyObject } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
@@ -113,6 +113,16 @@ export class ServerProcess {
       await this.kill();
     }
     rmSync(this.#dir, { recursive: true, force: true });
+  }
+
+  /** The path of a file in its data directory. */
+  file(name: string): string {
+    return path.join(this.#env.SVC_DATA_DIR ?? this.#dir, name);
+  }
+
+  /** What the first start shows of the tenant that it creates. */
+  firstSignIn(): string {
+    return readFileSync(this.file('first-sign-in.txt'), 'utf8');
   }
 
   /** The value of a metric without labels. */
