@@ -13,7 +13,9 @@ import {
   SettingsReader,
   secretOf,
   settingsHelp,
+  trustedProxies,
   withFiles,
+  word,
 } from './lib/settings.ts';
 
 export const ROLES = ['web', 'worker'] as const;
@@ -42,18 +44,17 @@ const environment = z.object({
     .optional()
     .describe('the node of Citus beside this process, which then writes for the tenants of that node'),
   DATABASE_NODE_URL_FILE: z.string().optional().describe('file that holds DATABASE_NODE_URL'),
-  SVC_DURABILITY: z
-    .enum(['local', 'replicated'])
+  SVC_DURABILITY: word('local', 'replicated')
     .default('local')
     .describe('what a commit must survive: a crash of the database (local), or the loss of its machine (replicated)'),
   REDIS_URL: z
     .string()
-    .regex(/^rediss?:\/\//, 'must begin with redis:// or rediss://')
+    .regex(/^rediss?:\/\//, 'must begin with redis:// or rediss://, such as rediss://cache.example.com:6379')
     .optional()
     .describe('a Redis (6 or later), so that several processes can serve one database; default: one process'),
   REDIS_URL_FILE: z.string().optional().describe('file that holds REDIS_URL'),
   SVC_ROLES: list
-    .pipe(z.array(z.enum(ROLES)))
+    .pipe(z.array(word(...ROLES)))
     .describe('what this process does: web (answers requests), worker (jobs and timers); default: both'),
   SVC_MASTER_KEY: z
     .string()
@@ -62,7 +63,7 @@ const environment = z.object({
   SVC_MASTER_KEY_FILE: z.string().optional().describe('file that holds the master key'),
   SVC_LIVE_STATEMENTS: int(5_000, 1, 1e6).describe('statements that the live policies of a tenant may have together'),
   SVC_POLL_SECONDS: int(15, 1, 3600).describe('how often proxies ask for a bundle'),
-  SVC_TRUST_PROXY: list.describe('addresses of reverse proxies whose X-Forwarded-For is believed'),
+  SVC_TRUST_PROXY: trustedProxies.describe('addresses of reverse proxies whose X-Forwarded-For is believed'),
   SVC_EGRESS_ALLOW: cidrs.describe(
     'CIDRs of private addresses that webhooks, issuers and notify targets may reach anyway',
   ),
@@ -71,13 +72,13 @@ const environment = z.object({
   ),
   SMTP_URL: z
     .string()
-    .regex(/^smtps?:\/\//, 'must begin with smtp:// or smtps://')
+    .regex(/^smtps?:\/\//, 'must begin with smtp:// or smtps://, such as smtps://mail.example.com:465')
     .optional()
     .describe('the mail server, as smtp://user:password@host:port; default: each mail becomes a file in the data dir'),
   SMTP_URL_FILE: z.string().optional().describe('file that holds SMTP_URL'),
   SVC_MAIL_FROM: z
     .string()
-    .regex(/^[^\r\n]*@[^\r\n]*$/, 'must be an address')
+    .regex(/^[^\r\n]*@[^\r\n]*$/, 'must be a mail address, such as no-reply@example.com')
     .optional()
     .describe('sender of mails; default: no-reply@ the host of SVC_BASE_URL'),
   SVC_PATIENCE: int(1, 1, 10).describe(
@@ -93,7 +94,7 @@ const environment = z.object({
   SVC_RATE_SIGN_IN: int(30, 1, 1e6).describe('sign-in requests per minute and address'),
   SVC_INSPECT: z
     .string()
-    .regex(/^wss?:\/\//, 'must begin with ws:// or wss://')
+    .regex(/^wss?:\/\//, 'must begin with ws:// or wss://, such as ws://127.0.0.1:8081')
     .optional()
     .describe('an XState inspector to which every step of policies, holds and deliveries is streamed, for maintainers'),
   SVC_RATE_LINK_ADDRESS: int(5, 1, 1e6).describe('sign-in links mailed per 15 minutes and mail address'),
@@ -163,8 +164,10 @@ export function readConfig(env: Environment = process.env): Config {
     const secret = secretOf(reader.given, 'SVC_MASTER_KEY');
     return secret && parseMasterKey(secret.text, secret.from);
   });
-  const { REDIS_URL, DATABASE_URL, DATABASE_SESSION_URL, DATABASE_NODE_URL, SVC_ROLES, SVC_DURABILITY } =
-    reader.values ?? {};
+  const { SVC_ROLES, SVC_DURABILITY } = reader.values;
+  const { DATABASE_URL, DATABASE_SESSION_URL, DATABASE_NODE_URL } = reader.given;
+  /** Whether it is there, right or wrong: of a wrong one, that it is wrong is enough. */
+  const given = (name: string) => reader.given[name] !== undefined || reader.given[`${name}_FILE`] !== undefined;
   for (const [name, url] of Object.entries({ DATABASE_URL, DATABASE_SESSION_URL, DATABASE_NODE_URL })) {
     reader.attempt(() => {
       try {
@@ -175,13 +178,13 @@ export function readConfig(env: Environment = process.env): Config {
     });
   }
   for (const [name, url] of Object.entries({ DATABASE_SESSION_URL, DATABASE_NODE_URL })) {
-    if (url && !DATABASE_URL) reader.fault(`${name}: it goes with DATABASE_URL, which is not set`);
+    if (url && !given('DATABASE_URL')) reader.fault(`${name}: it goes with DATABASE_URL, which is not set`);
   }
-  if (SVC_DURABILITY === 'replicated' && !DATABASE_URL) {
+  if (SVC_DURABILITY === 'replicated' && !given('DATABASE_URL')) {
     reader.fault('SVC_DURABILITY: the embedded PostgreSQL has no standby: set DATABASE_URL');
   }
   // an embedded PostgreSQL belongs to one process, and without Redis no second process could do the rest
-  if (SVC_ROLES?.length === 1 && !(REDIS_URL && DATABASE_URL)) {
+  if (SVC_ROLES?.length === 1 && !(given('REDIS_URL') && given('DATABASE_URL'))) {
     reader.fault('SVC_ROLES: to share the work with other processes, set REDIS_URL and DATABASE_URL');
   }
   const e = reader.done();
@@ -247,6 +250,7 @@ export function parseMasterKey(text: string, name: string): Buffer {
   const hex = /^[0-9a-fA-F]+$/.test(text);
   const sound = hex ? text.length % 2 === 0 : /^[A-Za-z0-9+/_-]+={0,2}$/.test(text);
   const key = Buffer.from(text, hex ? 'hex' : 'base64');
-  if (!sound || key.length < 32) throw new Error(`${name}: needs at least 32 bytes in hex or base64`);
+  if (!sound || key.length < 32)
+    throw new Error(`${name}: needs at least 32 bytes in hex or base64, such as "openssl rand -hex 32" prints`);
   return key;
 }

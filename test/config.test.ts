@@ -4,6 +4,7 @@ import path from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { readConfig, serverSettingsHelp } from '../server/config.ts';
 import { ConfigError } from '../server/lib/settings.ts';
+import { proxySettingsHelp, readConfig as readProxyConfig } from '../server/proxy/config.ts';
 
 function faultsOf(env: Record<string, string>): string {
   try {
@@ -84,8 +85,8 @@ describe('wrong settings', () => {
       'SVC_BASE_URL',
       'SVC_POLL_SECONDS',
       'SVC_RATE_KEY',
-      'SVC_EGRESS_ALLOW.1',
-      'SVC_DNS_SERVERS.0',
+      'SVC_EGRESS_ALLOW',
+      'SVC_DNS_SERVERS',
       'LOG_LEVEL',
       'SVC_MASTER_KEY',
     ])
@@ -108,6 +109,54 @@ describe('wrong settings', () => {
     ['SVC_MASTER_KEY_FILE', '/nowhere/at/all'],
   ])('%s=%j is refused', (name, value) => {
     expect(faultsOf({ [name]: value })).toContain(name);
+  });
+
+  test('are told in words: which it is, what it must be, an example, and what it is', () => {
+    expect(
+      faultsOf({
+        PORT: 'http',
+        SVC_TRUST_PROXY: '10.0.0.1,xx',
+        SVC_EGRESS_ALLOW: '10.0.0.0/8, intranet',
+        LOG_LEVEL: 'loud',
+        REDIS_URL: 'memcached://:hunter2@cache',
+        // what does not go together is told beside them
+        SVC_DURABILITY: 'replicated',
+        SVC_ROLES: 'worker',
+      }).split('\n  '),
+    ).toEqual([
+      'Wrong settings:',
+      'PORT: must be a whole number from 0 to 65535, such as 8080; it is "http"',
+      'REDIS_URL: must begin with redis:// or rediss://, such as rediss://cache.example.com:6379',
+      'SVC_TRUST_PROXY: must be addresses or CIDRs of reverse proxies, such as 10.42.7.0/24; it is "xx"',
+      'SVC_EGRESS_ALLOW: must be CIDRs, such as 10.1.0.0/16; it is "intranet"',
+      'LOG_LEVEL: must be one of info, trace, debug, warn, error, silent, such as info; it is "loud"',
+      'SVC_DURABILITY: the embedded PostgreSQL has no standby: set DATABASE_URL',
+      'SVC_ROLES: to share the work with other processes, set REDIS_URL and DATABASE_URL',
+    ]);
+    // of every setting, and of those of the proxy
+    const proxy = (env: Record<string, string>) => readProxyConfig({ SVC_PROXY_KEY: '', ...env }, { routes: false });
+    for (const [help, read] of [
+      [serverSettingsHelp(), readConfig],
+      [proxySettingsHelp(), proxy],
+    ] as const) {
+      const refused = help.flatMap(({ name }) => {
+        try {
+          read({ [name]: '?!' });
+          return [];
+        } catch (error) {
+          const lines = (error as Error).message.split('\n  ').filter((line) => line.startsWith(`${name}: `));
+          return lines.map((line) => ({ name, line }));
+        }
+      });
+      expect(refused.length).toBeGreaterThan(10);
+      // files are told by what is wrong with them, and what goes together by what is missing
+      for (const { name, line } of refused.filter(
+        ({ line }) => !/: the file cannot be read |: it goes with /.test(line),
+      )) {
+        expect(line, name).toMatch(/: (must|needs) .*\bsuch as\b/);
+        expect(line, name).not.toMatch(/Invalid|expected|NaN|Too (small|big)/);
+      }
+    }
   });
 
   test('never show a secret', () => {
@@ -171,10 +220,10 @@ test('several hosts of the database are checked, and the embedded one has no sta
     durability: 'replicated',
   });
   expect(faultsOf({ DATABASE_URL: 'postgres://u:secret@a,b:0/svc' })).toMatch(
-    /DATABASE_URL: a host must be name:port$/,
+    /DATABASE_URL: a host must be name:port, such as db-1:5432$/,
   );
   expect(faultsOf({ DATABASE_SESSION_URL: 'postgres://u:secret@a,b:0/svc' })).toMatch(
-    /\n {2}DATABASE_SESSION_URL: a host must be name:port\n {2}DATABASE_SESSION_URL: it goes with DATABASE_URL, which is not set$/,
+    /\n {2}DATABASE_SESSION_URL: a host must be name:port, such as db-1:5432\n {2}DATABASE_SESSION_URL: it goes with DATABASE_URL, which is not set$/,
   );
   expect(faultsOf({ SVC_DURABILITY: 'replicated' })).toContain(
     'SVC_DURABILITY: the embedded PostgreSQL has no standby',

@@ -25,7 +25,8 @@ export function databaseHosts(url: string): DatabaseHost[] {
   const path = rest.replace(/([?&])target_session_attrs=[^&#]*&?/, '$1').replace(/[?&]$/, '');
   return places.map((place) => {
     const [, host, port = '5432'] = /^(\[[0-9a-f:.]+\]|[\w.-]+)(?::(\d{1,5}))?$/i.exec(place.trim()) ?? [];
-    if (host === undefined || Number(port) < 1 || Number(port) > 65535) throw new Error('a host must be name:port');
+    if (host === undefined || Number(port) < 1 || Number(port) > 65535)
+      throw new Error('a host must be name:port, such as db-1:5432');
     const one = `${scheme}${authority.slice(0, at)}${host}:${port}${path}`;
     return { host: host.replace(/^\[(.+)\]$/, '$1'), port: Number(port), url: one };
   });

@@ -1,17 +1,28 @@
 import { readFileSync } from 'node:fs';
-import { isIPv4, isIPv6 } from 'node:net';
+import { isIP, isIPv4, isIPv6 } from 'node:net';
 import { z } from 'zod';
-import { faultLines } from './faults.ts';
 
 /*
  * Reads a program's settings from the environment: a table of zod schemas, each with its default and, in `describe`, its
- * documentation.
+ * documentation. Each message says what a setting must be, with an example: a person reads it who has never seen the code.
  */
 
 export type Environment = Readonly<Record<string, string | undefined>>;
 
 export const int = (fallback: number, min: number, max: number) =>
-  z.coerce.number().int().min(min).max(max).default(fallback);
+  z
+    .string()
+    .trim()
+    .refine(
+      (text) => /^-?\d{1,15}$/.test(text) && Number(text) >= min && Number(text) <= max,
+      `must be a whole number from ${min} to ${max}, such as ${fallback}`,
+    )
+    .transform(Number)
+    .default(fallback);
+
+/** One of a few words. */
+export const word = <const Words extends readonly [string, ...string[]]>(...words: Words) =>
+  z.enum(words, { error: `must be one of ${words.join(', ')}, such as ${words[0]}` });
 
 /** Comma-separated texts. */
 export const list = z
@@ -24,17 +35,29 @@ export const list = z
       .filter(Boolean),
   );
 
-export const httpUrl = z.url({ protocol: /^https?$/, error: 'must be an http or https address' });
+export const httpUrl = z.url({
+  protocol: /^https?$/,
+  error: 'must be an http or https address, such as https://control.example.com',
+});
 export const cidrs = list.pipe(
   z.array(z.union([z.cidrv4(), z.cidrv6()], { error: 'must be CIDRs, such as 10.1.0.0/16' })),
 );
-export const dnsServers = list.pipe(
-  z.array(z.string().refine(isServer, 'must be host:port of DNS servers, each host an address')),
+/** Where requests may come from with a header that says for whom. */
+export const trustedProxies = list.pipe(
+  z.array(z.string().refine(isPlace, 'must be addresses or CIDRs of reverse proxies, such as 10.42.7.0/24')),
 );
-export const logLevel = z
-  .enum(['trace', 'debug', 'info', 'warn', 'error', 'silent'])
+export const dnsServers = list.pipe(
+  z.array(z.string().refine(isServer, 'must be host:port of DNS servers, each host an address, such as 10.0.0.2:53')),
+);
+export const logLevel = word('info', 'trace', 'debug', 'warn', 'error', 'silent')
   .default('info')
   .describe('what is logged');
+
+/** An address, a CIDR, or a name that Fastify has for some of them. */
+function isPlace(text: string): boolean {
+  const cidr = z.union([z.cidrv4(), z.cidrv6()]);
+  return isIP(text) !== 0 || cidr.safeParse(text).success || /^(loopback|linklocal|uniquelocal)$/.test(text);
+}
 
 /** An IPv4 address, or an IPv6 one in brackets, with a port. */
 function isServer(text: string): boolean {
@@ -51,15 +74,19 @@ export class ConfigError extends Error {
 export class SettingsReader<Table extends z.ZodObject> {
   /** The environment without blank values, which count as absent. */
   readonly given: Environment;
-  /** Undefined if any setting does not fit its schema. */
-  readonly values: z.output<Table> | undefined;
-  readonly #faults: string[];
+  /** Those that fit their schemas. */
+  readonly values: Partial<z.output<Table>>;
+  readonly #faults: string[] = [];
 
   constructor(table: Table, env: Environment) {
     this.given = Object.fromEntries(Object.entries(env).filter(([, value]) => value?.trim()));
-    const { data, error } = table.safeParse(this.given);
-    this.values = data;
-    this.#faults = error ? faultLines(error) : [];
+    const values: Record<string, unknown> = {};
+    for (const [name, schema] of Object.entries(table.shape as Record<string, z.ZodType>)) {
+      const { data, error } = schema.safeParse(this.given[name]);
+      if (error) for (const issue of error.issues) this.fault(faultOf(name, this.given[name], issue));
+      else values[name] = data;
+    }
+    this.values = values as Partial<z.output<Table>>;
   }
 
   get faultless(): boolean {
@@ -82,9 +109,18 @@ export class SettingsReader<Table extends z.ZodObject> {
 
   /** The settings. Throws a ConfigError if there was any fault. */
   done(): z.output<Table> {
-    if (!this.values || !this.faultless) throw new ConfigError(`Wrong settings:\n  ${this.#faults.join('\n  ')}`);
-    return this.values;
+    if (!this.faultless) throw new ConfigError(`Wrong settings:\n  ${this.#faults.join('\n  ')}`);
+    return this.values as z.output<Table>;
   }
+}
+
+/** `PORT: must be …; it is "x"`, of a list with the item that is wrong. An address may contain a password, so none is shown. */
+function faultOf(name: string, given: string | undefined, { path, message }: z.core.$ZodIssue): string {
+  const [place] = path;
+  const items = typeof place === 'number' ? list.parse(given) : [];
+  const value = typeof place === 'number' ? items[place] : given;
+  const secret = /(KEY|SECRET|PASSWORD|TOKEN|URL)$/.test(name) || value?.includes('://') || value?.includes('@');
+  return `${name}: ${message}${value === undefined || secret ? '' : `; it is ${JSON.stringify(value.slice(0, 100))}`}`;
 }
 
 /** The current text of the file that a setting names; undefined if the setting is absent. */

@@ -19,6 +19,8 @@ import {
   SettingsReader,
   secretOf,
   settingsHelp,
+  trustedProxies,
+  word,
 } from '../lib/settings.ts';
 import { CredentialError, filledHeaders } from './credentials.ts';
 import { UsageError } from './failure.ts';
@@ -31,7 +33,7 @@ const key = (title: string, kind: SecretKind) =>
     .trim()
     .refine(
       (secret) => secret === '' || readSecret(secret)?.kind === kind,
-      `is not ${title} (a secret is not shown here)`,
+      `must be ${title}, such as svc_${kind}_…, which is shown when it is created (what it is here is not shown)`,
     )
     .optional();
 
@@ -54,19 +56,23 @@ const environment = z.object({
   SVC_PROXY_DIR: z.string().default('./.proxy').describe('last good bundle, spooled events'),
   SVC_PROXY_ID: z
     .string()
-    .regex(/^[\w.:-]{1,100}$/, 'must have 1 to 100 letters, digits, "_", "-", "." or ":"')
-    .refine((id) => !isReservedProxyId(id), 'is reserved for the control plane')
+    .regex(/^[\w.:-]{1,100}$/, 'must have 1 to 100 letters, digits, "_", "-", "." or ":", such as edge-1')
+    .refine((id) => !isReservedProxyId(id), 'is reserved for the control plane: choose another, such as edge-1')
     .optional()
     .describe('name of this proxy in records; default: made from the host name on the first start, and kept'),
   SVC_PROXY_SCOPES: list
-    .pipe(z.array(z.string().regex(/^[\w.-]{1,64}$/, 'is not a scope')).max(50))
+    .pipe(
+      z
+        .array(
+          z.string().regex(/^[\w.-]{1,64}$/, 'must be scopes of letters, digits, "_", "-" and ".", such as payments'),
+        )
+        .max(50, 'must be at most 50 scopes, such as payments'),
+    )
     .describe('only policies tagged with these scopes; default: all'),
-  SVC_PROXY_STALE: z
-    .enum(['deny', 'keep'])
+  SVC_PROXY_STALE: word('deny', 'keep')
     .default('deny')
     .describe('past the end of the last good bundle: deny everything, or keep on deciding by it'),
-  SVC_PROXY_LIMITS_AWAY: z
-    .enum(['rates', 'count', 'deny'])
+  SVC_PROXY_LIMITS_AWAY: word('rates', 'count', 'deny')
     .default('rates')
     .describe(
       'while the control plane does not count limits for all proxies: this proxy counts rates by itself and denies what has a budget, counts both, or denies whatever has a limit',
@@ -78,8 +84,7 @@ const environment = z.object({
   SVC_PROXY_SPOOL_MB: int(256, 1, 1024 * 1024).describe(
     'room for events that were not sent yet; full: nothing is let through',
   ),
-  SVC_PROXY_INPUTS: z
-    .enum(['projection', 'full', 'none'])
+  SVC_PROXY_INPUTS: word('projection', 'full', 'none')
     .default('projection')
     .describe('what is kept of requests, for the control plane: the part that policies read, all of them, or nothing'),
   SVC_PROXY_OUTCOME_SECONDS: int(5, 0, 3600).describe('how long an event waits for what became of its action'),
@@ -92,13 +97,13 @@ const environment = z.object({
   SVC_PROXY_LIST_SECONDS: int(600, 0, 86400).describe(
     'how often MCP servers at addresses are asked for their tools, for those that never say that the list changed; 0: never',
   ),
-  SVC_PROXY_TRUST: list.describe('addresses of reverse proxies whose X-Forwarded-For is believed'),
+  SVC_PROXY_TRUST: trustedProxies.describe('addresses of reverse proxies whose X-Forwarded-For is believed'),
   SVC_PROXY_NAMES: list.describe(
     'host names by which MCP clients reach the proxy, and of web pages that may; default: loopback alone where it listens there, else any',
   ),
   SVC_PROXY_METRICS_ADDR: z
     .string()
-    .regex(/^(?:(?:[\w.-]+|\[[\da-fA-F:.]+\]):)?\d{1,5}$/, 'must be a port, or host:port')
+    .regex(/^(?:(?:[\w.-]+|\[[\da-fA-F:.]+\]):)?\d{1,5}$/, 'must be a port, or host:port, such as 127.0.0.1:9464')
     .optional()
     .describe('where `svc-proxy mcp` serves /metrics; a port alone is on the loopback address'),
   SVC_PROXY_METRICS_FILE: z
