@@ -11,7 +11,7 @@ import { RequestClient, within } from './client.ts';
  */
 
 /** Written in a tenant's transactions, and looked up across tenants: every node has a copy. */
-export const REFERENCE: readonly string[] = ['former_key', 'verified_domain'];
+export const REFERENCE: readonly string[] = ['former_key', 'plain_callback', 'verified_domain'];
 
 export interface Citus {
   readonly version: string;

@@ -535,6 +535,17 @@ const SsoConnection = defineEntity({
   filters: tenantFilter,
 });
 
+/** The tenant whose provider sends browsers back to the path without a name; at most one row. */
+const PlainCallback = defineEntity({
+  name: 'PlainCallback',
+  tableName: 'plain_callback',
+  properties: {
+    one: p.boolean().primary(),
+    tenantId: p.text(),
+  },
+  filters: tenantFilter,
+});
+
 /** Domains that a tenant claims. */
 const SsoDomain = defineEntity({
   name: 'SsoDomain',
@@ -700,6 +711,7 @@ export const rawEntities = [
   ProxyBundle,
   SavedQuestion,
   PendingComment,
+  PlainCallback,
   SignInLink,
   SignInRequest,
   SigningKey,

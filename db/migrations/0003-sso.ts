@@ -29,6 +29,13 @@ export class SingleSignOn extends Migration {
         proven_by text collate "C",
         check ((proven_at is null) = (proven_by is null))
       )`);
+    // the tenant whose provider sends browsers back to the path without a name: the primary key allows only one. As a table of its
+    // own, so that it is one across all nodes
+    this.addSql(`
+      create table plain_callback (
+        one boolean primary key default true check (one),
+        tenant_id text collate "C" not null
+      )`);
     // a domain that a tenant claims; several tenants may claim it until one has proven it. `lost_at` is since when it belongs to
     // another tenant, which proved it later
     this.addSql(`
@@ -84,6 +91,7 @@ export class SingleSignOn extends Migration {
       )`);
     for (const [table, grants] of Object.entries({
       ...TENANT_TABLES,
+      plain_callback: 'select, insert, delete',
       verified_domain: 'select, insert, update, delete',
     })) {
       for (const sql of wall(table, grants)) this.addSql(sql);
@@ -91,6 +99,7 @@ export class SingleSignOn extends Migration {
   }
 
   override down(): void {
-    for (const table of ['verified_domain', ...Object.keys(TENANT_TABLES)]) this.addSql(`drop table ${table}`);
+    for (const table of ['plain_callback', 'verified_domain', ...Object.keys(TENANT_TABLES)])
+      this.addSql(`drop table ${table}`);
   }
 }

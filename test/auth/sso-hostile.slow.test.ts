@@ -13,6 +13,7 @@ import {
   BASE_URL,
   finish,
   newBrowser,
+  PLAIN_REDIRECT_URI,
   redirectUriOf,
   setProvider,
   verifyDomain,
@@ -1174,7 +1175,7 @@ describe('a mix-up of identity providers', () => {
     // the victim was lured into a sign-in of the attacker's tenant, whose provider sends the browser on to the victim's,
     // asking for a code that fits the attacker's own sign-in there
     const lured = await question(victim, tenant);
-    expect(lured.searchParams.get('redirect_uri')).toBe(redirectUriOf(tenant));
+    expect(lured.searchParams.get('redirect_uri')).toBe(PLAIN_REDIRECT_URI);
     const asked = new URL(own);
     asked.searchParams.set('state', lured.searchParams.get('state')!);
     const outcome = await finish(server, victim, await honest.authorize(asked.href));
@@ -1198,20 +1199,19 @@ describe('a mix-up of identity providers', () => {
     const [attacker, victim] = [newBrowser(server), newBrowser(server)];
     const own = await question(attacker, victims);
     const lured = await question(victim, tenant);
-    for (const uri of [redirectUriOf(tenant), `${BASE_URL}/auth/callback`, `${redirectUriOf(victims)}/`]) {
+    for (const uri of [redirectUriOf(tenant), PLAIN_REDIRECT_URI, `${redirectUriOf(victims)}/`]) {
       const asked = new URL(own);
       asked.searchParams.set('redirect_uri', uri);
       await expect(honest.authorize(asked.href)).rejects.toThrow('redirect_uri is not registered');
     }
     // the response itself, brought elsewhere
     const response = new URL(await honest.authorize(own.href));
-    const shared = new URL(`${BASE_URL}/auth/callback${response.search}`);
-    shared.searchParams.set('state', lured.searchParams.get('state')!);
-    const answer = await victim.send(shared.href, { headers: { accept: 'text/html' } });
-    expect([answer.status, await answer.text()]).toEqual([
-      404,
-      expect.stringContaining('redirect URI of a connection'),
-    ]);
+    expect((await finish(server, attacker, PLAIN_REDIRECT_URI + response.search)).who).toBeUndefined();
+    expect((await audited(server, victims))[0]).toMatchObject({ code: 'SSO127E' });
+    // the path without a name is the attacker's own: what comes there with their state is theirs, and of no use to them
+    const own127 = new URL(`${redirectUriOf(tenant)}${response.search}`);
+    own127.searchParams.set('state', lured.searchParams.get('state')!);
+    await expectRefused(await finish(server, victim, own127.href), 'SSO127E', 'sso_failed');
     for (const id of ['', victims.id.toUpperCase(), `${victims.id}%00`, 'none', '%2e%2e']) {
       const moved = `${BASE_URL}/auth/callback/${id}${response.search}`;
       expect((await finish(server, attacker, moved)).who).toBeUndefined();

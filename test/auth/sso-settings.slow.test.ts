@@ -172,11 +172,47 @@ describe('the settings of single sign-on', () => {
     await open.call(401, 'GET /auth/me', { cookie: cookie!.replace('__Host-', '') });
     const { id } = tenant;
     const { body } = await setProvider(open, tenant, { issuer_url: provider.issuer, ...CLIENT });
-    expect(body.redirect_uri).toBe(`https://control.test/auth/callback/${id}`);
+    expect(body.redirect_uri).toMatch(/^https:\/\/control\.test\/auth\/callback/);
     const { headers } = await open.call(302, `GET /auth/login?tenant=${id}`, undefined);
     expect(headers.get('set-cookie')).toMatch(
       /^__Host-svc_sso=[\w-]{43}; Max-Age=600; Path=\/; HttpOnly; Secure; SameSite=Lax$/,
     );
+  });
+
+  test('give the path without a name to the first connection, and leave each its own until it is removed', async () => {
+    await sql(open, 'delete from plain_callback');
+    const [first, second, third] = [await open.tenant(), await open.tenant(), await open.tenant()];
+    const plain = 'https://control.test/auth/callback';
+    const shown = async (of: TestTenant) => (await open.call(200, 'GET /v1/settings/sso', of.admin)).body.redirect_uri;
+    const save = async (of: TestTenant, client = CLIENT) =>
+      (await setProvider(open, of, { issuer_url: provider.issuer, ...client })).body.redirect_uri;
+    const asked = async (of: TestTenant) => {
+      const { headers } = await open.call(302, `GET /auth/login?tenant=${of.id}`, undefined);
+      return new URL(headers.get('location')!).searchParams;
+    };
+    // before there is one, it is whoever comes first
+    expect([await shown(first), await shown(second)]).toEqual([plain, plain]);
+    expect(await save(first)).toBe(plain);
+    expect(await shown(second)).toBe(`${plain}/${second.id}`);
+    expect(await save(second)).toBe(`${plain}/${second.id}`);
+    // what is registered at a provider stays as it is
+    expect(await save(first, { ...CLIENT, client_id: 'another' })).toBe(plain);
+    expect([await shown(first), (await asked(first)).get('redirect_uri')]).toEqual([plain, plain]);
+    expect((await asked(second)).get('redirect_uri')).toBe(`${plain}/${second.id}`);
+    // a state counts at the path of its own connection alone
+    for (const [of, path] of [
+      [second, ''],
+      [first, `/${first.id}`],
+      [first, `/${second.id}`],
+    ] as const) {
+      await open.call(302, `GET /auth/callback${path}?code=x&state=${(await asked(of)).get('state')}`, undefined);
+      const [record] = await audited(open, of);
+      expect(record).toMatchObject({ action: 'sso.response_of_other_connection', severity: 'critical' });
+    }
+    await open.call(200, 'DELETE /v1/settings/sso', await first.enter(first.admin.userId), { reason });
+    expect([await shown(second), await shown(third)]).toEqual([`${plain}/${second.id}`, plain]);
+    expect(await save(third)).toBe(plain);
+    expect(await save(first)).toBe(`${plain}/${first.id}`);
   });
 
   test('write no more than sixty refusals of a kind an hour into the audit log', async () => {

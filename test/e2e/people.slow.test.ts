@@ -46,7 +46,7 @@ describeInBrowser('people', () => {
     await assertAccessible();
     // the address that the page shows is what the provider is told
     const redirectUri = await page.getByRole('region', { name: 'redirect URI' }).textContent();
-    expect(redirectUri).toBe(`${server.url}/auth/callback/${tenant.id}`);
+    expect(redirectUri).toBe(`${server.url}/auth/callback`);
     registered.add(redirectUri!);
     await page.getByLabel('Issuer').fill('http://127.0.0.1:9/');
     await page.getByLabel('Client id').fill(CLIENT.id);

@@ -32,8 +32,10 @@ export async function setProvider(
   return server.call(expected, 'PUT /v1/settings/sso', who, { reason: 'as agreed', ...input });
 }
 
-/** Where the tenant's provider sends browsers back to. */
-export const redirectUriOf = (tenant: TestTenant) => `${BASE_URL}/auth/callback/${tenant.id}`;
+/** Where the provider of the connection that was made first sends browsers back to. */
+export const PLAIN_REDIRECT_URI = `${BASE_URL}/auth/callback`;
+/** Where any other tenant's provider sends browsers back to. */
+export const redirectUriOf = (tenant: TestTenant) => `${PLAIN_REDIRECT_URI}/${tenant.id}`;
 
 /** A browser that reaches the server at its public URL. */
 export function newBrowser(server: TestServer): Visitor {

@@ -14,7 +14,7 @@ import { SsoRefusal, severityOf } from './refusal.ts';
 /** A tenant's provider as shown to its admins. */
 export interface ConnectionView {
   configured: boolean;
-  /** The URI to register at the provider; unique to this tenant's connection. */
+  /** The URI to register at the provider; no other connection has it. Before there is one, what it will be. */
   redirect_uri: string;
   issuer_url?: string;
   client_id?: string;
@@ -28,6 +28,8 @@ export interface Connection {
   issuer: string;
   clientId: string;
   secret: string;
+  /** Where its provider redirects browsers. */
+  redirectUri: string;
   /** Changes with every update; a sign-in that began under an older revision cannot finish. */
   revision: string;
 }
@@ -49,7 +51,12 @@ interface Row {
   updated_at: Date;
   proven_at: Date | null;
   proven_by: string | null;
+  /** Whether the path without a name is this connection's. */
+  plain: boolean;
 }
+
+const FIND = `select c.*, exists (select 1 from plain_callback p where p.tenant_id = c.tenant_id) as plain
+  from sso_connection c where c.tenant_id = $1`;
 
 /** A change to who can sign in as whom: a new provider, no provider, or a member unbound from their account. */
 const SsoChange = z.union([
@@ -92,22 +99,27 @@ export class Connections {
   }
 
   /**
-   * Where the tenant's provider redirects browsers. INVARIANT: no two tenants share a redirect URI, so the path of a
-   * response identifies the connection that it was issued for (RFC 9700, section 4.4.2.2); a provider sends a client's
-   * codes only to URIs registered for that client.
+   * Where a provider redirects browsers: the path of the tenant's connection, or without a tenant the path of the first connection
+   * that was made. It stays with that one until it is removed, so a second connection changes no registration at a provider.
+   * INVARIANT: no two tenants share a redirect URI at any time, so the path of a response identifies the connection that it was
+   * issued for (RFC 9700, section 4.4.2.2); a provider sends a client's codes only to URIs registered for that client.
    */
-  redirectUri(tenantId: string): string {
+  redirectUri(tenantId?: string): string {
+    const name = tenantId === undefined ? '' : `/${encodeURIComponent(tenantId)}`;
     // providers compare redirect URIs character by character, so every use takes this one spelling
-    return new URL(`${this.#baseUrl}/auth/callback/${encodeURIComponent(tenantId)}`).href;
+    return new URL(`${this.#baseUrl}/auth/callback${name}`).href;
   }
 
   async view(tenantId: string): Promise<ConnectionView> {
-    const [row] = await this.#db.query<Row>(tenantId, 'select * from sso_connection where tenant_id = $1', [tenantId]);
-    const redirect_uri = this.redirectUri(tenantId);
-    if (!row) return { configured: false, redirect_uri };
+    const [row] = await this.#db.query<Row>(tenantId, FIND, [tenantId]);
+    if (!row) {
+      // another tenant's row is invisible to this one
+      const { rows: taken } = await this.#db.owner.query('select 1 from plain_callback');
+      return { configured: false, redirect_uri: this.redirectUri(taken.length > 0 ? tenantId : undefined) };
+    }
     return {
       configured: true,
-      redirect_uri,
+      redirect_uri: this.redirectUri(row.plain ? undefined : tenantId),
       issuer_url: row.issuer,
       client_id: row.client_id,
       updated_at: row.updated_at.toISOString(),
@@ -117,10 +129,11 @@ export class Connections {
 
   /** The provider including the client secret; undefined if the tenant has none. */
   async open(tenantId: string): Promise<Connection | undefined> {
-    const [row] = await this.#db.query<Row>(tenantId, 'select * from sso_connection where tenant_id = $1', [tenantId]);
+    const [row] = await this.#db.query<Row>(tenantId, FIND, [tenantId]);
     if (!row) return undefined;
     const secret = this.#box.open(row.client_secret, secretContext(tenantId)).toString();
-    return { issuer: row.issuer, clientId: row.client_id, secret, revision: row.revision };
+    const redirectUri = this.redirectUri(row.plain ? undefined : tenantId);
+    return { issuer: row.issuer, clientId: row.client_id, secret, redirectUri, revision: row.revision };
   }
 
   /** Tenants that have a provider, at most `limit`. */
@@ -229,6 +242,8 @@ export class Connections {
          revision = excluded.revision, updated_at = excluded.updated_at, proven_at = null, proven_by = null`,
       [tenantId, issuer, clientId, sealed, revision, now, now],
     );
+    if (!before)
+      await em.execute('insert into plain_callback (tenant_id) values (?) on conflict do nothing', [tenantId]);
     await this.#audit(em, tenantId, {
       ...by,
       action: 'sso.configured',
@@ -245,6 +260,7 @@ export class Connections {
   /** Removes the provider and all bindings of members to its accounts. */
   async #remove(em: EntityManager, tenantId: string, by: Doer, reason: string): Promise<void> {
     const [before] = await em.execute<Row[]>('delete from sso_connection where tenant_id = ? returning *', [tenantId]);
+    await em.execute('delete from plain_callback where tenant_id = ?', [tenantId]);
     await em.execute('delete from sso_identity where tenant_id = ?', [tenantId]);
     await this.#audit(em, tenantId, {
       ...by,

@@ -1,6 +1,5 @@
 import { z } from 'zod';
 import { originOf } from '../../domain/audit.ts';
-import { AppError } from '../../errors.ts';
 import { html, page } from '../../lib/page.ts';
 import { type PlainCall, type PlainRoute, sendPage } from '../../rpc/plain.ts';
 import { logRefusal } from '../../rpc/refusals.ts';
@@ -16,6 +15,8 @@ const REDIRECTS: PlainRoute['answers'] = {
       'Redirects to the identity provider or to the sign-in page. If another site sent a signed-in browser, a page asks for confirmation first (200)',
   },
 };
+const CALLBACK =
+  'Validates code and state, sets the session cookie and redirects to /policies. The redirect URI of a connection is shown in the settings, and no other connection has it; a response sent to the URI of another connection is refused. A response is valid once, for ten minutes, in the browser that started the sign-in; if it was already used, a signed-in browser is redirected to the dashboard.';
 /** Where a browser is redirected after signing in. */
 const HOME = '/policies';
 
@@ -71,6 +72,42 @@ export function ssoRoutes(parts: {
     }
   };
 
+  const callback: Omit<PlainRoute, 'path' | 'summary' | 'description'> = {
+    method: 'GET',
+    access: { public: true },
+    limit: 'sign_in',
+    tag: 'auth',
+    page: true,
+    query: {
+      state: z.string().max(4000).optional(),
+      code: z.string().max(4000).optional(),
+      iss: z.string().max(1000).optional(),
+      error: z.string().max(1000).optional(),
+    },
+    // providers add parameters of their own
+    otherQuery: true,
+    answers: { 302: { description: 'To the dashboard when signed in, or to the sign-in page when refused' } },
+    async handler(call) {
+      const { query, params, request, reply, context } = call;
+      try {
+        const session = await singleSignOn.finish(params.connection, query, browserOf(call), originOf(context));
+        if (call.principal?.kind === 'session') {
+          // the new cookie replaces it, so nothing else would end this session
+          await sessions
+            .end(call.principal, originOf(context))
+            .catch((err) => request.log.warn({ err }, 'the previous session could not be ended'));
+        }
+        return reply.header('set-cookie', session.cookie).redirect(HOME, 302);
+      } catch (error) {
+        // the person navigated back in the browser's history; the current session remains valid
+        if (call.principal?.kind === 'session' && browserError(error) === 'sso_expired') {
+          return reply.redirect(HOME, 302);
+        }
+        return refused(call, error);
+      }
+    },
+  };
+
   return [
     {
       method: 'GET',
@@ -107,62 +144,16 @@ export function ssoRoutes(parts: {
       },
     },
     {
-      method: 'GET',
-      path: '/auth/callback/{connection}',
-      access: { public: true },
-      limit: 'sign_in',
-      summary: 'The redirect URI of an identity provider connection',
-      description:
-        'Validates code and state, sets the session cookie and redirects to /policies. Each connection has its own redirect URI, shown in the settings; a response sent to the URI of another connection is refused. A response is valid once, for ten minutes, in the browser that started the sign-in; if it was already used, a signed-in browser is redirected to the dashboard.',
-      tag: 'auth',
-      page: true,
-      query: {
-        state: z.string().max(4000).optional(),
-        code: z.string().max(4000).optional(),
-        iss: z.string().max(1000).optional(),
-        error: z.string().max(1000).optional(),
-      },
-      // providers add parameters of their own
-      otherQuery: true,
-      answers: { 302: { description: 'To the dashboard when signed in, or to the sign-in page when refused' } },
-      async handler(call) {
-        const { query, params, request, reply, context } = call;
-        try {
-          const session = await singleSignOn.finish(params.connection!, query, browserOf(call), originOf(context));
-          if (call.principal?.kind === 'session') {
-            // the new cookie replaces it, so nothing else would end this session
-            await sessions
-              .end(call.principal, originOf(context))
-              .catch((err) => request.log.warn({ err }, 'the previous session could not be ended'));
-          }
-          return reply.header('set-cookie', session.cookie).redirect(HOME, 302);
-        } catch (error) {
-          // the person navigated back in the browser's history; the current session remains valid
-          if (call.principal?.kind === 'session' && browserError(error) === 'sso_expired') {
-            return reply.redirect(HOME, 302);
-          }
-          return refused(call, error);
-        }
-      },
+      ...callback,
+      path: '/auth/callback',
+      summary: 'The redirect URI of the first identity provider connection',
+      description: `Belongs to the connection that was made first, until that one is removed. ${CALLBACK}`,
     },
     {
-      method: 'GET',
-      path: '/auth/callback',
-      access: { public: true },
-      limit: 'sign_in',
-      summary: 'Not a redirect URI: each connection has its own',
-      description: 'Always answers 404. Register the redirect URI that GET /v1/settings/sso shows.',
-      tag: 'auth',
-      page: true,
-      otherQuery: true,
-      answers: {},
-      problems: ['NOT_FOUND'],
-      async handler() {
-        throw new AppError(
-          'NOT_FOUND',
-          'this is not the redirect URI of a connection: register the one shown in the sign-on settings at the identity provider',
-        );
-      },
+      ...callback,
+      path: '/auth/callback/{connection}',
+      summary: 'The redirect URI of every other identity provider connection',
+      description: CALLBACK,
     },
   ];
 }

@@ -117,7 +117,7 @@ export class SingleSignOn {
         browser: sha256(secret).toString('base64url'),
         expires: this.#clock.now() + STATE_SECONDS * 1000,
       });
-      const url = this.#oidc.authorizationUrl(provider, this.#client(tenantId, connection), {
+      const url = this.#oidc.authorizationUrl(provider, clientOf(connection), {
         state,
         nonce: derived(secret, 'nonce', state),
         verifier: derived(secret, 'code verifier', state),
@@ -128,11 +128,11 @@ export class SingleSignOn {
   }
 
   /**
-   * Finishes a sign-in with a response received at a connection's redirect URI, and opens a session. Throws SsoRefusal,
-   * audited in the tenant named by the state, or ForgedState.
+   * Finishes a sign-in with a response received at a connection's redirect URI, and opens a session. `named`: the tenant in its
+   * path, if there is one. Throws SsoRefusal, audited in the tenant named by the state, or ForgedState.
    */
   async finish(
-    connectionId: string,
+    named: string | undefined,
     response: AuthorizationResponse,
     browser: string | undefined,
     origin: Origin,
@@ -147,14 +147,14 @@ export class SingleSignOn {
       if (this.#clock.now() >= state.expires) throw new SsoRefusal('sso.state_expired', 'the sign-in took too long');
       // Mix-up attack: a sign-in that began at one provider returns from another, to which the first redirected the
       // browser. Its code belongs to the other tenant and must never reach this tenant's token endpoint.
-      if (state.tenant !== connectionId) {
+      if (connection && connection.redirectUri !== this.#connections.redirectUri(named)) {
         throw new SsoRefusal(
           'sso.response_of_other_connection',
           'the response came to the redirect URI of another connection',
         );
       }
       const provider = await this.#accept(state, connection, browser);
-      const identity = await this.#oidc.redeem(provider, this.#client(state.tenant, connection!), response, {
+      const identity = await this.#oidc.redeem(provider, clientOf(connection!), response, {
         verifier: derived(browser!, 'code verifier', response.state!),
         nonce: derived(browser!, 'nonce', response.state!),
       });
@@ -284,11 +284,6 @@ export class SingleSignOn {
     });
   }
 
-  #client(tenantId: string, connection: Connection) {
-    const redirectUri = this.#connections.redirectUri(tenantId);
-    return { id: connection.clientId, secret: connection.secret, redirectUri };
-  }
-
   #seal(state: State): string {
     return this.#box.seal(JSON.stringify(state), STATE_CONTEXT).toString('base64url');
   }
@@ -342,6 +337,7 @@ export class SingleSignOn {
   }
 }
 
+const clientOf = ({ clientId: id, secret, redirectUri }: Connection) => ({ id, secret, redirectUri });
 const outdated = () => new SsoRefusal('sso.state_outdated', 'the configuration changed after the sign-in began');
 
 function derived(secret: string, purpose: string, state: string): string {
