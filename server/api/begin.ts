@@ -1,7 +1,7 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { FastifyReply } from 'fastify';
 import { type Authenticator, assertSameOrigin } from '../auth/authenticate.ts';
-import { sessionCookie } from '../auth/sessions.ts';
+import { sessionOf } from '../auth/session-cookie.ts';
 import type { Config } from '../config.ts';
 import { type Principal, personOf, refusal } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
@@ -24,7 +24,7 @@ export function beginner(
   settings: (tenantId: string) => Promise<{ reasons_required: boolean }>,
 ): Begin {
   const { rates } = config;
-  const cookieName = sessionCookie(config.baseUrl.startsWith('https:'));
+  const https = config.baseUrl.startsWith('https:');
   const limiters = {
     evaluate: new RateLimiter({ name: 'evaluate', limit: rates.evaluate, seconds: 1 }, redis),
     ingest: new RateLimiter({ name: 'ingest', limit: rates.ingest, seconds: 1 }, redis),
@@ -60,7 +60,7 @@ export function beginner(
     };
     for (const { limit } of calls) if (limit === 'sign_in') count(await limiters.signIn.take(networkOf(request.ip)));
     const authorization = request.headers.authorization;
-    const cookieValue = authorization === undefined ? request.cookies[cookieName] : undefined;
+    const cookieValue = authorization === undefined ? sessionOf(request.headers, https) : undefined;
     const credential = { authorization, cookie: cookieValue };
     const principal = await authenticator.authenticate(credential);
     if (principal) noteCaller(request, principal);

@@ -166,7 +166,7 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
           createContext: () => contextOf(req, res),
           onError,
           responseMeta: ({ errors, ctx, info }) => {
-            const headers = { ...(ctx?.answer as Record<string, string> | undefined) };
+            const headers = { ...(ctx?.answer as Record<string, string | string[]> | undefined) };
             // a batch response has status 207 and a status per call in its body
             if (info?.isBatchCall || errors.length !== 1) return { headers };
             const problem = toAppError(errors[0]);

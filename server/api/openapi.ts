@@ -43,7 +43,7 @@ const SECURITY_SCHEMES = {
     type: 'apiKey',
     in: 'cookie',
     name: 'svc_session',
-    description: 'Session of a signed-in person; on https `__Host-svc_session`',
+    description: 'Session of a signed-in person',
   },
 } as const;
 

@@ -51,7 +51,7 @@ export function authRoutes(links: MagicLinks, origins: readonly string[]): Plain
       throw new AppError('UNAUTHENTICATED', 'the link is no longer valid: request a new one');
     }
     if (result.kind === 'confirm') return sendPage(reply, 200, confirmPage(token!, result, signedIn?.email));
-    reply.header('set-cookie', result.cookie);
+    reply.header('set-cookie', result.cookies);
     if (wantsJson(request.headers.accept)) {
       return { tenant_id: result.tenantId, session_expires_at: result.expiresAt.toISOString() };
     }

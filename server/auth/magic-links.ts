@@ -22,9 +22,6 @@ import type { OpenedSession, SessionPrincipal, Sessions } from './sessions.ts';
 const LINK_SECONDS = 15 * 60;
 /** How long a link printed for an operator works. */
 export const OPERATOR_LINK_SECONDS = 7 * 24 * 3600;
-/** The cookie that identifies the browser that requested a link. */
-const NONCE_COOKIE = 'svc_sign_in';
-const NONCE_FORM = new RegExp(`(?:^|;\\s*)${NONCE_COOKIE}=([\\w-]{43})(?:;|$)`);
 
 /** After this long, another process takes over the request of a process that died. */
 const LEASE_SECONDS = 30;
@@ -118,7 +115,7 @@ export class MagicLinks {
   async request(email: string, origin: Origin, cookies: string | undefined): Promise<string> {
     const { db, clock, limits, failed } = this.#parts;
     // a browser that requests twice keeps its nonce, so that the first link still recognizes it
-    const nonce = NONCE_FORM.exec(cookies ?? '')?.[1] ?? randomBytes(32).toString('base64url');
+    const nonce = this.#nonceOf(cookies) ?? randomBytes(32).toString('base64url');
     const address = email.toLowerCase();
     // one after the other: a network that has exhausted its own limit must not exhaust that of other people's addresses
     const mayAsk =
@@ -139,8 +136,21 @@ export class MagicLinks {
         now,
       ]);
     } else failed('too many sign-in links requested', origin);
-    const secure = this.#parts.baseUrl.startsWith('https:') ? '; Secure' : '';
-    return `${NONCE_COOKIE}=${nonce}; Path=/auth; Max-Age=${LINK_SECONDS}; HttpOnly; SameSite=Lax${secure}`;
+    const secure = this.#secure ? '; Secure' : '';
+    return `${this.#nonceCookie}=${nonce}; Path=/; Max-Age=${LINK_SECONDS}; HttpOnly; SameSite=Lax${secure}`;
+  }
+
+  get #secure(): boolean {
+    return this.#parts.baseUrl.startsWith('https:');
+  }
+
+  /** The cookie that identifies the browser that requested a link; on https, one that no other host of the domain can plant. */
+  get #nonceCookie(): string {
+    return this.#secure ? '__Host-svc_sign_in' : 'svc_sign_in';
+  }
+
+  #nonceOf(cookies: string | undefined): string | undefined {
+    return new RegExp(`(?:^|;\\s*)${this.#nonceCookie}=([\\w-]{43})(?:;|$)`).exec(cookies ?? '')?.[1];
   }
 
   /**
@@ -207,7 +217,7 @@ export class MagicLinks {
         [tenantId, id],
       );
       const member = await em.findOne(Member, { tenantId, id: userId });
-      const nonce = NONCE_FORM.exec(request.cookies ?? '')?.[1];
+      const nonce = this.#nonceOf(request.cookies);
       const fromRequester = !!link?.nonce_hash && !!nonce && equalSecret(sha256(nonce), link.nonce_hash);
       const reason = refusalReason(link, member, now, fromRequester, linkRefused);
       if (!link || !member || reason) {

@@ -10,6 +10,7 @@ import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { each } from '../lib/each.ts';
 import { newId } from '../lib/ids.ts';
+import { sessionCookies } from './session-cookie.ts';
 
 declare module 'lucia' {
   interface Register {
@@ -23,15 +24,13 @@ declare module 'lucia' {
 type SessionAttributes = Pick<SessionRow, 'authMethod' | 'ip' | 'userAgent' | 'createdAt'> & { endsAt: Date };
 type UserAttributes = Pick<MemberRow, 'email' | 'name' | 'avatarUrl' | 'roles'>;
 
-/** The name of the cookie; on https, one that no other host of the domain can plant. */
-export const sessionCookie = (https: boolean) => (https ? '__Host-svc_session' : 'svc_session');
 /** A session ends this long after sign-in, regardless of activity. */
 const SESSION_SECONDS = 24 * 3600;
 
 /** A session that was just started. */
 export interface OpenedSession {
-  /** The `Set-Cookie` line: the only place where the session's secret appears. */
-  cookie: string;
+  /** The `Set-Cookie` lines: the only place where the session's secret appears. */
+  cookies: string[];
   expiresAt: Date;
   /** The hash of the secret, which is the id of the row. */
   id: string;
@@ -65,10 +64,6 @@ export class Sessions {
   #lucia(em: EntityManager, tenantId: string) {
     return new Lucia(adapter(em, tenantId, this.#clock), {
       sessionExpiresIn: new TimeSpan(SESSION_SECONDS, 's'),
-      sessionCookie: {
-        name: sessionCookie(this.#secureCookie),
-        attributes: { sameSite: 'lax', secure: this.#secureCookie, path: '/' },
-      },
       getSessionAttributes: (attributes) => attributes,
       getUserAttributes: (attributes) => attributes,
     });
@@ -132,7 +127,7 @@ export class Sessions {
       detail: authMethod,
       requestId: origin.requestId,
     });
-    return { cookie: lucia.createSessionCookie(secret).serialize(), expiresAt: endsAt, id };
+    return { cookies: sessionCookies(secret, SESSION_SECONDS, this.#secureCookie), expiresAt: endsAt, id };
   }
 
   /** A person's unexpired sessions, newest first. */
@@ -147,12 +142,12 @@ export class Sessions {
     return this.list(tenantId, userId);
   }
 
-  /** Ends the principal's session; when it resolves, every process refuses the cookie. */
-  async end(principal: SessionPrincipal, origin: Origin): Promise<string> {
+  /** Ends the principal's session; when it resolves, every process refuses the cookie. Resolves to the lines that clear it. */
+  async end(principal: SessionPrincipal, origin: Origin): Promise<string[]> {
     const { tenantId, userId, email } = principal;
     const actor = { type: 'user', id: userId, email, ip: origin.ip } as const;
     await this.#end(tenantId, userId, { id: principal.id }, { actor, requestId: origin.requestId });
-    return this.#lucia(this.#db.reader(tenantId), tenantId).createBlankSessionCookie().serialize();
+    return sessionCookies('', 0, this.#secureCookie);
   }
 
   /**

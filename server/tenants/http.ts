@@ -42,7 +42,7 @@ export function inviteRoutes(
         .end(principal, originOf(context))
         .catch((err) => request.log.warn({ err }, 'the previous session could not be ended'));
     }
-    reply.header('set-cookie', joined.cookie);
+    reply.header('set-cookie', joined.cookies);
     return {
       tenant_id: joined.tenantId,
       email: joined.member.email,

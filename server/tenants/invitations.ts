@@ -44,7 +44,7 @@ interface Parts {
     em: EntityManager,
     tenantId: string,
     start: { member: MemberRow; authMethod: 'magic_link'; now: Date; origin: Origin },
-  ) => Promise<{ cookie: string; expiresAt: Date }>;
+  ) => Promise<{ cookies: string[]; expiresAt: Date }>;
   /** Counts and logs a failed sign-in. */
   failed: (reason: string, origin: Origin) => void;
 }
@@ -244,7 +244,7 @@ export class Invitations {
     token: string,
     origin: Origin,
     name?: string,
-  ): Promise<{ cookie: string; expiresAt: Date; tenantId: string; member: MemberRow } | undefined> {
+  ): Promise<{ cookies: string[]; expiresAt: Date; tenantId: string; member: MemberRow } | undefined> {
     const { db, clock, audit, openSession, failed } = this.#parts;
     const tenantId = await tenantOfCredential(this.#parts.db, 'invite', token);
     if (!tenantId) {

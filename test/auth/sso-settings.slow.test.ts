@@ -2,6 +2,7 @@ import { once } from 'node:events';
 import type { AddressInfo } from 'node:net';
 import { createServer, type Server } from 'node:net';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { OPERATOR } from '../../server/domain/audit.ts';
 import { FORBIDDEN_ADDRESSES, forbiddenUrls } from '../helpers/addresses.ts';
 import { sql } from '../helpers/api.ts';
 import { useDns } from '../helpers/dns.ts';
@@ -166,10 +167,6 @@ describe('the settings of single sign-on', () => {
 
   test('on https give the browser cookies that no other host can plant', async () => {
     const tenant = await open.tenant();
-    const { cookie } = await tenant.person('viewer');
-    expect(cookie).toMatch(/^__Host-svc_session=svc_session_/);
-    await open.call(200, 'GET /auth/me', { cookie: cookie! });
-    await open.call(401, 'GET /auth/me', { cookie: cookie!.replace('__Host-', '') });
     const { id } = tenant;
     const { body } = await setProvider(open, tenant, { issuer_url: provider.issuer, ...CLIENT });
     expect(body.redirect_uri).toMatch(/^https:\/\/control\.test\/auth\/callback/);
@@ -463,5 +460,68 @@ describe('token issuers', () => {
       }
     }
     await put(400, admin, ...Array.from({ length: 21 }, (_, i) => issuer({ issuer: `https://${i}.example` })));
+  });
+});
+
+describe('the session cookie on https', () => {
+  /** Signs a member in, in a new browser, and resolves to the lines of its cookies. */
+  const enter = async (tenant: TestTenant, role: string) => {
+    const userId = await tenant.member({ email: `${role}@example.test`, roles: [role] });
+    const token = await open.core.links.create(tenant.id, userId, 600, { actor: OPERATOR });
+    const { headers } = await open.call(302, `GET /auth/magic-link/verify?token=${token}`, undefined);
+    const lines = headers.getSetCookie();
+    const [session, proof] = lines.map((line) => line.split(';')[0]!) as [string, string];
+    return { userId, lines, session, proof };
+  };
+  const BROWSER = { 'sec-fetch-site': 'same-origin', 'sec-fetch-mode': 'cors', 'sec-fetch-dest': 'empty' };
+  const seen = async (expected: number, cookie: string, headers: Record<string, string> = BROWSER) =>
+    (await open.call<{ user?: { id: string } }>(expected, 'GET /auth/me', { cookie, headers })).body.user?.id;
+
+  test('is called svc_session, for this host alone, and is enough for a client that is no browser', async () => {
+    const { userId, lines, session, proof } = await enter(await open.tenant(), 'viewer');
+    const attributes = 'HttpOnly; Max-Age=86400; Path=/; SameSite=Lax; Secure';
+    expect(lines).toEqual([
+      expect.stringMatching(new RegExp(`^svc_session=svc_session_\\w+; ${attributes}$`)),
+      expect.stringMatching(new RegExp(`^__Host-svc_proof=[\\w-]{43}; ${attributes}$`)),
+    ]);
+    expect(await seen(200, session, {})).toBe(userId);
+    expect(await seen(200, `${session}; ${proof}`)).toBe(userId);
+    // the proof alone, or with another session, is nothing
+    await seen(401, proof, {});
+    const out = await open.call(200, 'POST /auth/logout', { cookie: `${session}; ${proof}`, headers: BROWSER });
+    expect(out.headers.getSetCookie()).toEqual([
+      expect.stringMatching(/^svc_session=; .*Max-Age=0; /),
+      expect.stringMatching(/^__Host-svc_proof=; .*Max-Age=0; /),
+    ]);
+    await seen(401, session, {});
+  });
+
+  test('that a sibling host planted signs nobody in, and no session is fixed by it', async () => {
+    // what https://blog.control.test may set: svc_session=…; Domain=control.test, with a session of its own
+    const planted = await enter(await open.tenant(), 'admin');
+    const victim = await enter(await open.tenant(), 'viewer');
+    const ways = [BROWSER, { 'sec-fetch-site': 'same-site' }, { 'user-agent': 'Mozilla/5.0 (an old one)' }];
+    for (const headers of ways) {
+      await seen(401, planted.session, headers);
+      // with a proof that it made up: the prefix keeps it from setting one, yet it would not count
+      await seen(401, `${planted.session}; ${victim.proof}`, headers);
+      await seen(401, `${planted.session}; ${victim.session}`, headers);
+      // a longer path goes first, an older cookie too
+      for (const session of [`${planted.session}; ${victim.session}`, `${victim.session}; ${planted.session}`]) {
+        expect(await seen(200, `${session}; ${victim.proof}`, headers)).toBe(victim.userId);
+        await seen(401, `${session}; ${planted.proof}; ${victim.proof}`, headers);
+      }
+    }
+    // whoever it is: two sessions without a proof leave it open which is meant
+    await seen(401, `${planted.session}; ${victim.session}`, {});
+    await seen(401, `${victim.session}; ${planted.session}`, {});
+    expect(await seen(200, `${victim.session}; ${victim.session}`, {})).toBe(victim.userId);
+    // signing in beside a planted session starts another one, and leaves the planted one what it was: the attacker's
+    const tenant = await open.tenant();
+    const token = await open.core.links.create(tenant.id, tenant.admin.userId, 600, { actor: OPERATOR });
+    const { headers } = await open.call(302, `GET /auth/magic-link/verify?token=${token}`, { cookie: planted.session });
+    const [own, proof] = headers.getSetCookie().map((line) => line.split(';')[0]!);
+    expect(own).not.toBe(planted.session);
+    expect(await seen(200, `${planted.session}; ${own}; ${proof}`)).toBe(tenant.admin.userId);
   });
 });

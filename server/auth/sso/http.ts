@@ -97,7 +97,7 @@ export function ssoRoutes(parts: {
             .end(call.principal, originOf(context))
             .catch((err) => request.log.warn({ err }, 'the previous session could not be ended'));
         }
-        return reply.header('set-cookie', session.cookie).redirect(HOME, 302);
+        return reply.header('set-cookie', session.cookies).redirect(HOME, 302);
       } catch (error) {
         // the person navigated back in the browser's history; the current session remains valid
         if (call.principal?.kind === 'session' && browserError(error) === 'sso_expired') {
