@@ -1,5 +1,4 @@
 import { z } from 'zod';
-import { AgentName } from '../domain/agent-names.ts';
 import {
   DECISIONS,
   type Decision,
@@ -18,6 +17,7 @@ import {
   type RECORD_FIELDS,
 } from '../domain/decision.ts';
 import { MOST_KEPT_BYTES } from '../domain/kept-input.ts';
+import { PRACTICE_AGENT } from '../domain/practice.ts';
 import { FACT_LIMITS } from '../domain/session-facts.ts';
 import { LedgerEntryIn } from './ledger.ts';
 
@@ -79,8 +79,6 @@ function accepted(name: FieldName): z.ZodType {
       return z.enum(DECISIONS);
     case 'text':
       return text(length, form);
-    case 'agent_name':
-      return AgentName;
     case 'time':
       return z.iso
         .datetime({ offset: true, error: TIME_RULE })
@@ -147,6 +145,10 @@ export const IngestedEvent = z
       }),
     ),
   })
+  .refine((event) => (event as { agent_id?: unknown }).agent_id !== PRACTICE_AGENT, {
+    path: ['agent_id'],
+    error: `must not be ${PRACTICE_AGENT}, in whose name people practice`,
+  })
   .refine((event) => event.event_type === `decision.${(event as { decision?: unknown }).decision}`, {
     path: ['event_type'],
     error: 'must be "decision." followed by the decision',
@@ -206,7 +208,6 @@ type Shape<N extends FieldName> = { [K in Exclude<N, Nullable | Omitted>]: z.Zod
 const ANSWERED = {
   decision: () => z.enum(DECISIONS),
   text: () => z.string(),
-  agent_name: () => z.string(),
   time: () => z.string(),
   count: () => z.int(),
   sequence: () => z.int(),

@@ -1,6 +1,6 @@
 import { z } from 'zod';
 import { type Database, readsOf } from '../../db/index.ts';
-import { AgentName } from '../domain/agent-names.ts';
+import { ReportedName } from '../domain/agent-names.ts';
 import { actorOf, doerOf } from '../domain/audit.ts';
 import { DECISIONS } from '../domain/decision.ts';
 import { HOLD_KIND_NAMES } from '../domain/hold-kinds.ts';
@@ -193,7 +193,7 @@ export function practiceProcedure(decider: Decider) {
   )
     .input(
       z.strictObject({
-        agent_role: AgentName,
+        agent_role: ReportedName,
         tool_name: text(200),
         arguments: z.record(z.string(), z.unknown()).optional(),
         resume: z.boolean().optional(),
@@ -322,7 +322,7 @@ export function limitsRouter(limits: Limits, decider: Pick<Decider, 'limitOf'>) 
             .array(
               z.strictObject({
                 id: z.string().regex(/^[\w-]{1,64}$/),
-                agent_id: AgentName,
+                agent_id: ReportedName,
                 once: z
                   .string()
                   .regex(/^sha256:[0-9a-f]{64}$/)

@@ -1,7 +1,7 @@
 import { setImmediate } from 'node:timers/promises';
 import { z } from 'zod';
 import { type Database, type Reads, readsOf } from '../../db/index.ts';
-import { AgentName } from '../domain/agent-names.ts';
+import { ReportedName } from '../domain/agent-names.ts';
 import type { Clock } from '../lib/clock.ts';
 import { Lookups } from '../lib/lookups.ts';
 import { isGuardrail } from '../policy/language/annotations.ts';
@@ -67,8 +67,8 @@ export function rulesRouter(db: Reads, inForce: RulesInForce) {
     })
       .input(
         z.strictObject({
-          agent_id: AgentName.optional(),
-          agent_roles: text(2_000).optional().describe('roles of the agent, separated by commas'),
+          agent_id: ReportedName.optional(),
+          agent_roles: z.array(text(200)).max(100).optional().describe('a role of the agent; repeated, several'),
           tool_name: text(200).optional(),
           tool_server: text(200).optional(),
         }),
@@ -85,7 +85,7 @@ export function rulesRouter(db: Reads, inForce: RulesInForce) {
       )
       .query(async ({ ctx, input }) => {
         const { agent_id, agent_roles, tool_name, tool_server } = input;
-        const agent = entity('Agent', agent_id, 'AgentRole', agent_roles?.split(',') ?? []);
+        const agent = entity('Agent', agent_id, 'AgentRole', agent_roles ?? []);
         const tool = entity('Tool', tool_name, 'ToolServer', tool_server === undefined ? [] : [tool_server]);
         const found = (await inForce.of(ctx.tenantId)).flatMap(({ head, ...rule }) => {
           if (agent && !admits(head.principal, agent)) return [];

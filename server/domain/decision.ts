@@ -41,8 +41,6 @@ interface ValueTypes {
   decision: Decision;
   /** Well-formed text without NUL. */
   text: string;
-  /** An agent's id or role, see agent-names.ts. */
-  agent_name: string;
   /** ISO 8601 in UTC, with milliseconds. */
   time: string;
   /** From 0 to 2^31 - 1. */
@@ -145,14 +143,14 @@ export const RECORD_FIELDS = {
     description: 'the hash of the definition of the tool that the agent saw',
   },
   agent_id: {
-    type: 'agent_name',
+    type: 'text',
     presence: 'required',
     shown: 'list',
     filter: true,
     column: 'agent_h',
     label: 'Agent',
   },
-  agent_role: { type: 'agent_name', presence: 'required', shown: 'list', filter: true, label: 'Role' },
+  agent_role: { type: 'text', presence: 'required', shown: 'list', filter: true, label: 'Role' },
   rule_id: {
     type: 'text',
     length: [0, 200],

@@ -6,6 +6,8 @@ const NAMES = [
   ['action_type', 'the action type'],
   ['method', 'the method'],
   ['resource', 'the resource'],
+  ['agent_id', 'the agent'],
+  ['agent_role', 'the role'],
 ] as const;
 
 /** The names in an action, chosen by agents and tools, by which people recognize what it is. */

@@ -1,7 +1,7 @@
 import { z } from 'zod';
 import { askerOf } from '../../db/index.ts';
 import { HOLD_STATES } from '../../machines/escrow.ts';
-import { AgentName } from '../domain/agent-names.ts';
+import { ReportedName } from '../domain/agent-names.ts';
 import { seatsOf } from '../domain/annotations.ts';
 import { actorOf, type Doer } from '../domain/audit.ts';
 import { HOLD_KIND_NAMES, HOLD_KINDS, holdKind, holdKindsWith } from '../domain/hold-kinds.ts';
@@ -38,8 +38,8 @@ const Seconds = z
 const HttpUrl = text(2000).refine((url) => /^https?:$/.test(URL.parse(url)?.protocol ?? ''), 'must be an http(s) URL');
 
 const CreateIn = z.strictObject({
-  agent_role: AgentName,
-  agent_id: AgentName,
+  agent_role: ReportedName,
+  agent_id: ReportedName,
   action_type: text(64),
   action_summary: text(500),
   action_hash: ActionHash,
@@ -514,7 +514,7 @@ export function escrowRouter(
         ],
       },
     )
-      .input(z.strictObject({ ...Id, action_hash: ActionHash, agent_role: AgentName, agent_id: AgentName }))
+      .input(z.strictObject({ ...Id, action_hash: ActionHash, agent_role: ReportedName, agent_id: ReportedName }))
       .output(HoldOut)
       .mutation(({ ctx, input: { id, ...action } }) => holds.consume(ctx.tenantId, id, action, by(ctx))),
 

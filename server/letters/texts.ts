@@ -155,7 +155,7 @@ function actionFacts(hold: HoldRow): [string, string][] {
       source === 'evaluate' ? 'Value, as the agent states it' : 'Value, as the proxy read it',
       value === null || value === undefined ? null : `${value} ${currency ?? ''}`.trim(),
     ],
-    ['Agent', hold.agentId],
+    ['Agent', nameRead(hold.agentId)],
     ['Held by', hold.details.rules.map(({ id }) => id).join(', ')],
     ['Why it is held, as the policy says', said.reason],
     ['Ends', `${hold.expiresAt.toISOString().slice(0, 16).replace('T', ' ')} UTC`],

@@ -1,6 +1,6 @@
 import { z } from 'zod';
 import { askerOf } from '../../db/index.ts';
-import { AgentName } from '../domain/agent-names.ts';
+import { ReportedName } from '../domain/agent-names.ts';
 import { doerOf } from '../domain/audit.ts';
 import { type Principal, personOf } from '../domain/principal.ts';
 import {
@@ -364,7 +364,7 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
       tag,
       problems: ['TOO_BROAD'],
     })
-      .input(z.strictObject({ agent_id: AgentName }))
+      .input(z.strictObject({ agent_id: ReportedName }))
       .output(
         z
           .object({ ...agentOut, owners: z.array(z.string()).describe('the people who own its keys that work') })
@@ -383,7 +383,7 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
         problems: ['CONFLICT', 'SELF_APPROVAL'],
       },
     )
-      .input(z.strictObject({ agent_id: AgentName, labels: Labels }))
+      .input(z.strictObject({ agent_id: ReportedName, labels: Labels }))
       .output(AgentOut)
       .mutation(async ({ ctx, input }) => {
         await tools.labelAgent(ctx.tenantId, input.agent_id, input.labels, by(ctx));

@@ -24,7 +24,7 @@ test('rules of live policies are found by the agent, its roles, the tool and its
     const { body } = await server.call<Rules>(200, `GET /v1/rules?${query}`, who);
     return body.rules.map(({ rule_id, named }) => `${rule_id}${named ? '' : ', for any'}`);
   };
-  expect(await rules('agent_id=ops/bot-1&agent_roles=auditor,clerk')).toEqual([
+  expect(await rules('agent_id=ops/bot-1&agent_roles=auditor&agent_roles=clerk')).toEqual([
     'desk#clerks-read',
     'desk#bot',
     'desk#anyone, for any',

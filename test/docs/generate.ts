@@ -57,7 +57,6 @@ function recordFields(): string {
   const types = {
     decision: 'a decision',
     text: 'text',
-    agent_name: 'text',
     time: 'time',
     count: 'integer',
     sequence: 'integer',

@@ -1,5 +1,6 @@
 import { describe, expect, test } from 'vitest';
 import { AgentNamePattern, isAgentName, isNamedBy } from '../../server/domain/agent-names.ts';
+import { exactly } from '../../server/domain/sought.ts';
 import { event } from '../helpers/api.ts';
 import { useServer } from '../helpers/server.ts';
 
@@ -81,57 +82,83 @@ describe('the name of an agent or role', () => {
   });
 });
 
-describe('wherever an agent or role is named, no other name is accepted:', () => {
+describe('an agent or role', () => {
   const server = useServer({}, { shared: true });
+  const action = { action_type: 'tool_call', action_hash: `sha256:${'0'.repeat(64)}` };
   const holdOf = (agent_id: string, agent_role: string) => ({
-    agent_id,
-    agent_role,
-    action_type: 'tool_call',
-    action_summary: 'refund',
-    action_hash: `sha256:${'0'.repeat(64)}`,
-    hold_type: 'single',
-    ttl_seconds: 60,
+    ...{ agent_id, agent_role, ...action, action_summary: 'refund', hold_type: 'single', ttl_seconds: 60 },
   });
+  /** What no database has, or no one but people who practice. */
+  const NEVER = ['bot\0', '\ud800', 'x'.repeat(201)];
+  /** How proxies of others may name them. */
+  const REPORTED = [
+    ...BAD.filter((name) => name !== '' && !NEVER.includes(name)),
+    ...['customer support', 'агент-1', '_bot', 'bot 9', 'a"}],"b', "=HYPERLINK('x')", 'bot**', '漢'.repeat(200)],
+  ];
 
-  test('keys, holds, their use, trial evaluations and events', async () => {
+  test('gets a key by no other name', async () => {
     const { admin } = await server.tenant();
-    const request = { action_type: 'tool_call', tool_name: 't' };
-    const text = 'permit(principal, action, resource);';
-    const policies = (agent_id: string, agent_role: string) => ({
-      dsl_source: text,
-      alone: true,
-      request: { ...request, agent_id, agent_role },
-    });
-    const entrances: [line: string, body: (id: string, role: string) => object][] = [
-      ['POST /v1/agent-keys', (agent_id, agent_role) => ({ agent_id, agent_role })],
-      ['POST /v1/escrow', holdOf],
-      [
-        'POST /v1/escrow/esc_none/consume',
-        (agent_id, agent_role) => ({ agent_id, agent_role, action_hash: `sha256:${'0'.repeat(64)}` }),
-      ],
-      ['POST /v1/policies/try', policies],
-    ];
-    for (const [line, body] of entrances) {
-      for (const bad of BAD) {
-        await server.call(400, line, admin, body(bad, 'role'));
-        await server.call(400, line, admin, body('agent', bad));
-      }
+    for (const bad of [...BAD, '~practice']) {
+      await server.call(400, 'POST /v1/agent-keys', admin, { agent_id: bad, agent_role: 'role' });
+      await server.call(400, 'POST /v1/agent-keys', admin, { agent_id: 'agent', agent_role: bad });
     }
-    const events = BAD.flatMap((bad) => [event({ agent_id: bad }), event({ agent_role: bad })]);
-    const { body } = await server.call<{ accepted: number; rejected: { index: number }[] }>(
-      202,
-      'POST /v1/events/ingest',
-      admin,
-      { events },
-    );
-    expect([body.accepted, body.rejected.length]).toEqual([0, events.length]);
     for (const name of GOOD) {
       const made = await server.call(201, 'POST /v1/agent-keys', admin, { agent_id: name, agent_role: name });
       expect(made.body).toMatchObject({ agent_id: name, agent_role: name });
-      await server.call(200, 'POST /v1/policies/try', admin, policies(name, name));
     }
-    const good = GOOD.map((name) => event({ agent_id: name, agent_role: name }));
-    const sent = await server.call(202, 'POST /v1/events/ingest', admin, { events: good });
-    expect(sent.body).toMatchObject({ accepted: good.length, rejected: [] });
+  });
+
+  test('is recorded, held, found and proven by whatever name a proxy reports', async () => {
+    const tenant = await server.tenant();
+    const { admin } = tenant;
+    const never = [...NEVER.flatMap((bad) => [{ agent_id: bad }, { agent_role: bad }]), { agent_id: '~practice' }];
+    const all = [...GOOD, ...REPORTED];
+    const events = all.map((name, n) =>
+      event({ agent_id: name, agent_role: name, session_id: n < 40 ? 'odd' : 'odder', tool_name: `t${n}` }),
+    );
+    const ingest = async (these: object[]) =>
+      (
+        await server.call<{ accepted: number; rejected: { index: number }[] }>(
+          202,
+          'POST /v1/events/ingest',
+          await tenant.key('proxy'),
+          { events: these },
+        )
+      ).body;
+    expect(await ingest(events)).toMatchObject({ accepted: all.length, rejected: [] });
+    expect((await ingest(never.map((bad) => event(bad)))).rejected).toHaveLength(never.length);
+    const q = (value: string) => encodeURIComponent(value);
+    type Found = { events: { agent_id: string; agent_role: string; tool_name: string }[] };
+    const proxy = await tenant.key('proxy');
+    for (const [n, name] of all.entries()) {
+      for (const field of ['agent_id', 'agent_role']) {
+        const line = `GET /v1/events?${field}=${q(exactly(name))}`;
+        const { body } = await server.call<Found>(200, line, admin);
+        expect(body.events).toMatchObject([{ agent_id: name, agent_role: name, tool_name: `t${n}` }]);
+      }
+      await server.call(200, `GET /v1/rules?agent_id=${q(name)}&agent_roles=${q(name)}&agent_roles=a`, admin);
+      const hold = await server.call<{ id: string }>(201, 'POST /v1/escrow', proxy, holdOf(name, name));
+      const listed = await server.call<{ holds: { id: string }[] }>(
+        200,
+        `GET /v1/escrow?agent_id=${q(name)}&agent_role=${q(name)}`,
+        admin,
+      );
+      expect(listed.body.holds).toMatchObject([{ id: hold.body.id }]);
+      // it is another's by any other name
+      const other = { action_hash: action.action_hash, agent_id: `${name.slice(0, 199)}.`, agent_role: name };
+      await server.call(403, `POST /v1/escrow/${hold.body.id}/consume`, proxy, other);
+    }
+    for (const bad of [...NEVER, '~practice']) await server.call(400, 'POST /v1/escrow', proxy, holdOf(bad, 'role'));
+    for (const bad of NEVER) await server.call(400, 'POST /v1/escrow', proxy, holdOf('agent', bad));
+
+    // nothing of it acts in a spreadsheet, and the evidence holds
+    const { text } = await server.call(200, 'GET /v1/events/export', await tenant.key('pipeline'));
+    expect(text).toContain(`"'=HYPERLINK('x')"`);
+    expect(text).not.toMatch(/"=/);
+    expect(text.trim().split('\r\n')).toHaveLength(all.length + 1);
+    const person = await tenant.enter(admin.userId);
+    const made = await server.call(201, 'POST /v1/forensics/export', person, { purpose: 'p', sequence_id: 'odd' });
+    expect(made.body).toMatchObject({ record_count: Math.min(all.length, 40), chain_intact: true });
+    expect((await server.call(200, 'GET /v1/forensics/verify', admin)).body).toMatchObject({ verified: true });
   });
 });

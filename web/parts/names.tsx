@@ -1,3 +1,4 @@
+import { Fragment } from 'react';
 import { Hostile } from '../ui/hostile.tsx';
 import { PageLink } from '../ui/link.tsx';
 
@@ -7,6 +8,19 @@ export const AgentLink = ({ id, plain = false }: { id: string; plain?: boolean }
     <Hostile text={id} name />
   </PageLink>
 );
+
+/** The roles of an agent. */
+export const RoleNames = ({ roles }: { roles: readonly string[] }) =>
+  roles.length === 0 ? (
+    <span className="dim">none known</span>
+  ) : (
+    roles.map((role, n) => (
+      <Fragment key={role}>
+        {n > 0 ? ', ' : null}
+        <Hostile text={role} name />
+      </Fragment>
+    ))
+  );
 
 /** The id of a session, linked to what happened in it: for one agent, if known. */
 export const SessionLink = ({ id, agent }: { id: string; agent?: string | undefined }) => (

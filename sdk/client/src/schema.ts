@@ -3010,26 +3010,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/auth/callback/{connection}": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * The redirect URI of an identity provider connection
-         * @description Validates code and state, sets the session cookie and redirects to /policies. Each connection has its own redirect URI, shown in the settings; a response sent to the URI of another connection is refused. A response is valid once, for ten minutes, in the browser that started the sign-in; if it was already used, a signed-in browser is redirected to the dashboard.
-         */
-        get: operations["get-auth-callback-connection"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/auth/callback": {
         parameters: {
             query?: never;
@@ -3038,10 +3018,30 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Not a redirect URI: each connection has its own
-         * @description Always answers 404. Register the redirect URI that GET /v1/settings/sso shows.
+         * The redirect URI of the first identity provider connection
+         * @description Belongs to the connection that was made first, until that one is removed. Validates code and state, sets the session cookie and redirects to /policies. The redirect URI of a connection is shown in the settings, and no other connection has it; a response sent to the URI of another connection is refused. A response is valid once, for ten minutes, in the browser that started the sign-in; if it was already used, a signed-in browser is redirected to the dashboard.
          */
         get: operations["get-auth-callback"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/auth/callback/{connection}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The redirect URI of every other identity provider connection
+         * @description Validates code and state, sets the session cookie and redirects to /policies. The redirect URI of a connection is shown in the settings, and no other connection has it; a response sent to the URI of another connection is refused. A response is valid once, for ten minutes, in the browser that started the sign-in; if it was already used, a signed-in browser is redirected to the dashboard.
+         */
+        get: operations["get-auth-callback-connection"];
         put?: never;
         post?: never;
         delete?: never;
@@ -11452,7 +11452,7 @@ export interface operations {
         parameters: {
             query?: {
                 agent_id?: string;
-                agent_roles?: string;
+                agent_roles?: string[];
                 tool_name?: string;
                 tool_server?: string;
             };
@@ -18677,6 +18677,36 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    "get-auth-callback": {
+        parameters: {
+            query?: {
+                state?: string;
+                code?: string;
+                iss?: string;
+                error?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description To the dashboard when signed in, or to the sign-in page when refused */
+            302: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "get-auth-callback-connection": {
         parameters: {
             query?: {
@@ -18704,22 +18734,6 @@ export interface operations {
                 content?: never;
             };
             400: components["responses"]["VALIDATION_FAILED"];
-            429: components["responses"]["RATE_LIMITED"];
-            500: components["responses"]["INTERNAL"];
-            503: components["responses"]["UNAVAILABLE"];
-        };
-    };
-    "get-auth-callback": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            400: components["responses"]["VALIDATION_FAILED"];
-            404: components["responses"]["NOT_FOUND"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];

@@ -1,6 +1,6 @@
 import { isAlias, isCollection, isMap, isNode, isScalar, isSeq, LineCounter, type Node, parseDocument } from 'yaml';
 import { z } from 'zod';
-import { AgentName } from '../../domain/agent-names.ts';
+import { ReportedName } from '../../domain/agent-names.ts';
 import { DECISIONS } from '../../domain/decision.ts';
 import { HOLD_KIND_NAMES } from '../../domain/hold-kinds.ts';
 import type { ActionRequest, Diagnostic } from '../../domain/policy.ts';
@@ -29,8 +29,8 @@ const SessionIn = z.strictObject({
 
 /** The request of a trial, as a caller would send it; the time of the decision is the present. */
 export const TrialRequest = z.strictObject({
-  agent_id: AgentName,
-  agent_role: AgentName,
+  agent_id: ReportedName,
+  agent_role: ReportedName,
   action_type: text(64),
   tool_name: text(200),
   tool_pin: toolPin.optional(),

@@ -53,8 +53,8 @@ function cardOfEvent({ eventType, payload, appUrl }: Message): Card {
       fact('Value', `${payload.estimated_value} ${payload.value_currency ?? ''}`.trim());
     }
     fact('Reason', payload.reason, 300);
-    fact('Agent', payload.agent_id);
-    fact('Agent role', payload.agent_role);
+    named('Agent', payload.agent_id);
+    named('Agent role', payload.agent_role);
     fact('Hold type', knownHoldKind(payload.hold_type)?.label ?? payload.hold_type);
     fact('Approvals required', payload.required_approvals);
     fact('Expires', time(payload.expires_at));

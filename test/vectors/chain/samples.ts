@@ -105,7 +105,6 @@ const anyFacts: fc.Arbitrary<DecisionFacts> = fc.record(
 const anyValue: Record<ReturnType<typeof fieldOf>['type'], fc.Arbitrary<unknown>> = {
   decision: fc.constantFrom(...DECISIONS),
   text,
-  agent_name: text,
   time: fc
     .date({ min: new Date('2020-01-01'), max: new Date('2100-01-01'), noInvalidDate: true })
     .map((date) => date.toISOString()),

@@ -5,12 +5,14 @@ import { getRouteApi, Navigate } from '@tanstack/react-router';
 import { useState } from 'react';
 import { PRACTICE_AGENT } from '../../../server/domain/practice.ts';
 import { exactly } from '../../../server/domain/sought.ts';
+import { nameRead } from '../../../server/lib/visible.ts';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { count } from '../../lib/words.ts';
 import { Activity } from '../../parts/activity.tsx';
 import { LatestDecisions } from '../../parts/latest-decisions.tsx';
+import { RoleNames } from '../../parts/names.tsx';
 import { RulesInForce } from '../../parts/rules-in-force.tsx';
 import { PreparedStop } from '../../parts/stops.tsx';
 import { WaitingHolds } from '../../parts/waiting-holds.tsx';
@@ -42,7 +44,7 @@ function Agent({ id }: { id: string }) {
   return (
     <Page
       title={<Hostile text={id} name />}
-      tab={`Agent ${id}`}
+      tab={`Agent ${nameRead(id)}`}
       lead={
         practice
           ? 'People who asked in place of an agent, for practice: nothing acted on the answers.'
@@ -94,7 +96,7 @@ function Agent({ id }: { id: string }) {
           </Title>
           {query.data ? (
             <RulesInForce
-              of={{ agent_id: id, ...(query.data.roles.length > 0 && { agent_roles: query.data.roles.join(',') }) }}
+              of={{ agent_id: id, ...(query.data.roles.length > 0 && { agent_roles: query.data.roles }) }}
               nothing={
                 query.data.roles.length > 0
                   ? 'No live rule is for it: everything it asks for is denied.'
@@ -117,7 +119,9 @@ function Facts({ agent }: { agent: Answers['tools']['agent'] }) {
   return (
     <dl className="facts">
       <dt>Roles</dt>
-      <dd>{roles.length > 0 ? <Hostile text={roles.join(', ')} /> : <span className="dim">none known</span>}</dd>
+      <dd>
+        <RoleNames roles={roles} />
+      </dd>
       <dt>Owners</dt>
       <dd>{owners.length > 0 ? owners.map(name).join(', ') : <span className="dim">nobody owns its keys</span>}</dd>
       <dt>Labels</dt>

@@ -3,10 +3,11 @@ import { IconRobot } from '@tabler/icons-react';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { useState } from 'react';
+import { nameShown } from '../../../server/lib/visible.ts';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
-import { AgentLink } from '../../parts/names.tsx';
+import { AgentLink, RoleNames } from '../../parts/names.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
 import { PageLink } from '../../ui/link.tsx';
@@ -78,7 +79,7 @@ export function Agents() {
               </strong>
             ),
           },
-          { header: 'Roles', cell: ({ roles }) => roles.join(', ') || <span className="dim">none known</span> },
+          { header: 'Roles', cell: ({ roles }) => <RoleNames roles={roles} /> },
           {
             header: 'Labels',
             cell: ({ labels, proposal }) => (
@@ -108,10 +109,18 @@ export function Agents() {
             header: 'Actions',
             cell: (agent) => (
               <Group gap={8} justify="flex-end" wrap="nowrap">
-                <PageLink to="/decisions" search={{ agent_id: agent.id }} aria-label={`Decisions of ${agent.id}`}>
+                <PageLink
+                  to="/decisions"
+                  search={{ agent_id: agent.id }}
+                  aria-label={`Decisions of ${nameShown(agent.id)}`}
+                >
                   Decisions
                 </PageLink>
-                <PageLink to="/approvals" search={{ agent_id: agent.id }} aria-label={`Holds of ${agent.id}`}>
+                <PageLink
+                  to="/approvals"
+                  search={{ agent_id: agent.id }}
+                  aria-label={`Holds of ${nameShown(agent.id)}`}
+                >
                   Holds
                 </PageLink>
                 {me.has('admin') ? (
@@ -119,7 +128,7 @@ export function Agents() {
                     size="compact-xs"
                     variant="default"
                     onClick={() => edit(agent)}
-                    aria-label={`Labels of ${agent.id}`}
+                    aria-label={`Labels of ${nameShown(agent.id)}`}
                   >
                     Labels
                   </Button>

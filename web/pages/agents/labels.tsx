@@ -6,6 +6,7 @@ import { useServerForm } from '../../lib/form.ts';
 import { queryClient } from '../../lib/query.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { FormFoot } from '../../ui/form.tsx';
+import { Hostile } from '../../ui/hostile.tsx';
 
 type Agent = Answers['tools']['agents']['agents'][number];
 
@@ -15,7 +16,7 @@ export function LabelDialog({ agent, onClose }: { agent: Agent | undefined; onCl
     <Modal
       opened={agent !== undefined}
       onClose={onClose}
-      title={<strong>Labels of {agent?.id}</strong>}
+      title={<strong>Labels of {agent ? <Hostile text={agent.id} name /> : null}</strong>}
       closeButtonProps={{ 'aria-label': 'Close' }}
     >
       {agent ? <LabelForm agent={agent} onDone={onClose} /> : null}
