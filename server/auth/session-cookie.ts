@@ -48,7 +48,7 @@ export function sessionOf(headers: IncomingHttpHeaders, https: boolean): string 
 
 /** Every browser says so, to servers on https (Fetch Metadata); those that are too old for that by their names. */
 const fromBrowser = (headers: IncomingHttpHeaders) =>
-  Object.keys(headers).some((name) => name.startsWith('sec-fetch-')) || /^Mozilla\//i.test(headers['user-agent'] ?? '');
+  headers['sec-fetch-site'] !== undefined || /^Mozilla\//i.test(headers['user-agent'] ?? '');
 
 /** The different values of the cookies with this name. */
 function valuesOf(cookies: string | undefined, name: string): string[] {
