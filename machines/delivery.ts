@@ -47,7 +47,7 @@ export const JITTER = 0.2;
 export const WINDOW_MS = 24 * HOUR;
 
 export interface DeliveryContext {
-  /** When it was queued, or requeued manually, or its subscription resumed: the start of its 24 hours. */
+  /** When it was queued, or requeued manually: the start of its 24 hours. */
   startedAt: number;
   /** Total attempts. */
   attempts: number;
@@ -69,9 +69,9 @@ export type DeliveryEvent =
       /** Milliseconds requested by the destination; the pause is at least this long. */
       retryAfter?: number;
     }
-  /** The subscription was disabled, or its queue was full, or no longer kept it. */
+  /** The subscription was paused or disabled, or its queue was full, or no longer kept it. */
   | { type: 'stop'; at: number; reason: string }
-  /** The subscription was resumed after a pause, in which no attempts were made. */
+  /** The subscription was resumed after a pause that kept this; no attempts were made meanwhile. */
   | { type: 'resume'; at: number }
   /** A person requested an immediate resend. */
   | { type: 'redeliver'; at: number };
@@ -101,6 +101,8 @@ const definition = setup({
     })),
     countLast: assign(({ context }) => ({ attempts: context.attempts + 1, nextAt: null })),
     noteStop: assign(({ event }) => ({ nextAt: null, ...(event.type === 'stop' && { stopped: event.reason }) })),
+    /** Its 24 hours went on: if they are over, this attempt is the last. */
+    makeDue: assign(({ event }) => ({ nextAt: event.at })),
     restart: assign(({ event }) => ({
       startedAt: event.at,
       failures: 0,
@@ -132,7 +134,7 @@ export const deliveryMachine = definition.createMachine({
           { actions: ['countFailure', wake] },
         ],
         stop: { target: 'failed', actions: 'noteStop' },
-        resume: { actions: ['restart', wake] },
+        resume: { actions: ['makeDue', wake] },
         redeliver: { actions: ['restart', wake] },
       },
     },
@@ -143,7 +145,7 @@ export const deliveryMachine = definition.createMachine({
     },
     failed: {
       description:
-        'no further attempts: 24 hours passed, the destination is blocked, or the subscription was disabled or paused for too long',
+        'no further attempts: 24 hours passed, the destination is blocked, or the subscription was paused or disabled',
       entry: wake,
       on: { redeliver: { target: 'retrying', actions: 'restart' } },
     },

@@ -22,7 +22,7 @@ export async function forgetDeliveries(
       db,
       `select s.tenant_id, s.id from subscription s where not s.active and exists (
          select from delivery d where d.tenant_id = s.tenant_id and d.lane_id = s.id and d.status = 'retrying'
-           and (s.disabled_at is not null or (d.machine_context->>'startedAt')::double precision < $1))`,
+           and (s.queues_since is null or (d.machine_context->>'startedAt')::double precision < $1))`,
       [keptSince(now).getTime()],
     );
     await each(rows, signal, ({ tenant_id, id }) => subscriptions.trim(tenant_id, id));

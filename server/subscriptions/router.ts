@@ -31,7 +31,7 @@ const SubscriptionOut = z
     destination_type: z.enum(DESTINATION_TYPES),
     event_types: z.array(z.string()).describe(EVERY),
     active: z.boolean(),
-    queues: z.boolean().describe('whether events are queued for it: also while it is paused, unless it was created so'),
+    queues: z.boolean().describe('whether events are queued for it: also while it is paused with `paused_keep`'),
     destination_config: DestinationConfigOut,
     created_at: z.iso.datetime(),
     updated_at: z.iso.datetime(),
@@ -183,6 +183,7 @@ const Patch = z.strictObject({
     .describe('how long the previous secret remains valid after a new one is set; 24 hours when absent'),
   event_types: EventTypes.optional(),
   active: z.boolean().optional(),
+  paused_keep: z.boolean().optional().describe('with `active: false`: keep the queue'),
   destination_config: DestinationConfig.optional(),
   reason: askedReason,
 });
@@ -203,7 +204,7 @@ export function subscriptionsRouter(
   const change = {
     summary: 'Change the given fields: url, secret, event_types, active, destination_config',
     description:
-      'While it is paused (active: false), nothing is sent; events are queued for 7 days, up to 10,000, and sent in order when it is resumed. After a new secret, the previous one also signs until the overlap ends.',
+      'While it is paused (active: false), nothing is sent. What is queued ends as failed, and nothing is queued until it is resumed. With paused_keep: true the queue is kept and further events join it, for 7 days, up to 10,000; they are sent in order when it is resumed. After a new secret, the previous one also signs until the overlap ends.',
     tag,
     problems: ['NOT_FOUND'] as const,
   };

@@ -33,6 +33,8 @@ export type SubscriptionPatch = {
 } & {
   /** How long the previous secret remains valid alongside the new one. */
   secret_overlap_seconds?: number | undefined;
+  /** With `active: false`: keep what is queued, and go on queuing. */
+  paused_keep?: boolean | undefined;
 };
 
 export interface SubscriptionView {
@@ -148,9 +150,9 @@ export class Subscriptions {
   }
 
   /**
-   * Applies the patch. While the subscription is paused (`active: false`) its events are queued and none is sent, except for
-   * an attempt in progress; when it is resumed, they are sent in order. After a new secret, the previous one also signs for
-   * `secret_overlap_seconds`.
+   * Applies the patch. While the subscription is paused (`active: false`) nothing is sent, except for an attempt in progress. What
+   * was queued ends, and nothing is queued until it is resumed; with `paused_keep`, the queue is kept and goes on to fill, and is
+   * sent in order when the subscription is resumed. After a new secret, the previous one also signs for `secret_overlap_seconds`.
    */
   async update(
     tenantId: string,
@@ -164,16 +166,20 @@ export class Subscriptions {
     if (patch.secret === undefined && patch.secret_overlap_seconds !== undefined) {
       faults.push({ pointer: '/secret_overlap_seconds', message: 'is only allowed together with a new secret' });
     }
+    if (patch.paused_keep !== undefined && patch.active !== false) {
+      faults.push({ pointer: '/paused_keep', message: 'is only allowed together with active: false' });
+    }
     const url = this.#newUrl(before, patch.url);
     if (url === null) faults.push({ pointer: '/url', message: 'is truncated: enter the full address or leave it out' });
     if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults });
     if (url) await this.#assertMayDial(tenantId, id, url, by);
     let queued = 0;
     if (patch.active === true && !before.active) {
-      // what was queued when the server disabled it is not sent, even if that was interrupted
-      if (before.disabledAt) await this.#stopRest(tenantId, id);
-      else queued = await this.#restart(tenantId, id);
+      // what was queued when it was disabled, or paused without its queue, is not sent, even if ending that was interrupted
+      if (before.queuesSince === null) await this.#stopRest(tenantId, id);
+      else queued = await this.#makeDue(tenantId, id);
     }
+    const ends = patch.active === false && patch.paused_keep !== true;
     const view = await this.#db.transaction(tenantId, async (em, notify) => {
       await assertEntitled(em, tenantId, by.actor);
       const row = await lockSubscription(em, id);
@@ -198,8 +204,10 @@ export class Subscriptions {
         if (resumed) row.queuesSince ??= now;
         row.disabledAt = null;
         row.disabledReason = null;
-        changed.push(paused ? 'paused' : `resumed${queued > 0 ? ` with ${queued} queued events` : ''}`);
-      }
+        const keeping = ends ? '' : ', keeping the queue';
+        changed.push(paused ? `paused${keeping}` : `resumed${queued > 0 ? ` with ${queued} queued events` : ''}`);
+      } else if (ends && row.queuesSince !== null) changed.push('the queue');
+      if (ends) row.queuesSince = null;
       if (patch.secret !== undefined) this.#rotate(row, patch.secret, patch.secret_overlap_seconds, now);
       row.updatedAt = now;
       await em.flush();
@@ -215,6 +223,7 @@ export class Subscriptions {
         [row.active, tenantId, id, now, tenantId, id],
       );
       await notify('destinations', id);
+      if (ends) await stepWaiting(em, this.#db.notices, { tenantId, laneId: id }, wasPaused(now.getTime()));
       if (patch.secret !== undefined) {
         const until = row.previousSecretUntil;
         const detail = until
@@ -227,24 +236,26 @@ export class Subscriptions {
       }
       return this.#view(row);
     });
+    if (ends) await this.#stopRest(tenantId, id);
     return view;
   }
 
-  /** Stops what is left in the queue of a subscription that the server disabled. */
+  /** Stops what is left in the queue of a subscription that the server disabled, or that was paused without its queue. */
   async #stopRest(tenantId: string, id: string): Promise<void> {
-    const stop = { type: 'stop', reason: WAS_DISABLED } as const;
-    await this.#step({ tenantId, laneId: id }, ({ disabledAt }) => disabledAt !== null, stop);
+    const which = { tenantId, laneId: id };
+    await this.#step(which, ({ disabledAt }) => disabledAt !== null, { type: 'stop', reason: WAS_DISABLED });
+    await this.#step(which, (row) => isPaused(row) && row.queuesSince === null, { type: 'stop', reason: WAS_PAUSED });
   }
 
   /**
-   * Restarts the 24 hours of everything that waits for a paused subscription, and makes it due. This happens before the
-   * subscription is active again, so that events are sent in order. Resolves to the number of deliveries.
+   * Makes everything due that waits for a paused subscription. This happens before the subscription is active again, so that events
+   * are sent in order. Resolves to the number of deliveries.
    */
-  #restart(tenantId: string, id: string): Promise<number> {
+  #makeDue(tenantId: string, id: string): Promise<number> {
     return this.#step({ tenantId, laneId: id }, isPaused, { type: 'resume' });
   }
 
-  /** Stops what an inactive subscription has kept for too long: everything, if the server disabled it. */
+  /** Stops what an inactive subscription has kept for too long: everything, if it has no queue. */
   async trim(tenantId: string, id: string): Promise<void> {
     await this.#stopRest(tenantId, id);
     const queuedBefore = keptSince(this.#clock.now());
@@ -504,6 +515,8 @@ const UNREADABLE_URL = 'https://cannot-be-read.invalid/';
 const isPaused = ({ active, disabledAt }: SubscriptionRow) => !active && disabledAt === null;
 
 const TOO_OLD = `The subscription was paused for ${KEEP_PAUSED_DAYS} days after this was queued.`;
+const WAS_PAUSED = 'The subscription was paused before this was delivered.';
+const wasPaused = (at: number) => ({ type: 'stop', at, reason: WAS_PAUSED }) as const;
 const WAS_DISABLED = 'The subscription was disabled before this was delivered.';
 
 function secretFaults(type: DestinationType, secret: string | undefined, fresh: boolean): Fault[] {

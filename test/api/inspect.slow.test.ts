@@ -143,7 +143,7 @@ test('a delivery is shown from queue to end, without its destination', async () 
       'the delivery',
     );
     await untilSteps(session, 2);
-    await server.call(200, `PATCH /v1/subscriptions/${id}`, admin, { active: false });
+    await server.call(200, `PATCH /v1/subscriptions/${id}`, admin, { active: false, paused_keep: true });
     receiver.behavior = 200;
     await server.call(200, `PATCH /v1/subscriptions/${id}`, admin, { active: true });
     await untilSteps(session, 4);

@@ -226,10 +226,11 @@ describeInBrowser('subscriptions', () => {
     }
     await page.getByRole('button', { name: 'Pause' }).click();
     const pause = page.getByRole('dialog', { name: 'Pause the subscription' });
-    await pause.getByText('is sent in order when you resume').waitFor();
+    await pause.getByText('is not sent').waitFor();
+    await pause.getByLabel('waits, and is sent in order when you resume').check();
     await pause.getByLabel('Reason').fill('it is moved');
     await pause.getByRole('button', { name: 'Pause' }).click();
-    await page.getByText('paused', { exact: true }).first().waitFor();
+    await page.getByText('paused, queue kept', { exact: true }).first().waitFor();
     await pause.waitFor({ state: 'detached' });
     await page.getByRole('button', { name: 'Delete' }).click();
     await page.getByLabel('Reason').fill('not needed');

@@ -55,7 +55,9 @@ describe.skipIf(noRedis)('a process that hears no notices', () => {
       await client.query('commit');
       client.release();
       await expect.poll(() => received.length).toBe(most + 1);
-      await web.call(200, `PATCH /v1/subscriptions/${made.id}`, tenant.admin, { active: false });
+      await web.call(200, `PATCH /v1/subscriptions/${made.id}`, tenant.admin, {
+        ...{ active: false, paused_keep: true },
+      });
       const before = received.length;
       paused.resolve();
       // longer than what was loaded is used

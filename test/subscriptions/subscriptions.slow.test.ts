@@ -9,6 +9,7 @@ import { EVENT_TYPES } from '../../server/domain/events.ts';
 import { firstId } from '../../server/lib/ids.ts';
 import { Deliveries } from '../../server/subscriptions/deliveries.ts';
 import { MOST_PAUSED } from '../../server/subscriptions/fan-out.ts';
+import { forgetDeliveries } from '../../server/subscriptions/retention.ts';
 import { Resends } from '../../server/subscriptions/resends.ts';
 import { deploy, GUARD, sql } from '../helpers/api.ts';
 import { mailsSent, mailsTo } from '../helpers/mail.ts';
@@ -616,7 +617,7 @@ describe('a delivery', () => {
     const deleted = await subscribe({ event_types: ['escrow.created'], url: receiver.url('/deleted') });
     await hold();
     for (const { id } of [paused, deleted]) await settled(id, ([one]) => one?.attempts === 1);
-    await server.call(200, `PATCH /v1/subscriptions/${paused.id}`, admin, { active: false });
+    await server.call(200, `PATCH /v1/subscriptions/${paused.id}`, admin, { active: false, paused_keep: true });
     await server.call(204, `DELETE /v1/subscriptions/${deleted.id}`, admin);
     const [one] = (await deliveries(paused.id)).deliveries;
     expect(one).toMatchObject({ status: 'retrying', attempts: 1 });
@@ -810,16 +811,48 @@ describe('a paused subscription', () => {
       [id],
     );
   const setActive = (id: string, active: boolean) =>
-    server.call<Sub>(200, `PATCH /v1/subscriptions/${id}`, admin, { active });
+    server.call<Sub>(200, `PATCH /v1/subscriptions/${id}`, admin, { active, ...(!active && { paused_keep: true }) });
 
-  test('keeps its queue, however much that is, and sends it in order when it is resumed', async () => {
+  test('ends what is queued, and queues nothing until it is resumed', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await wait(id, 4100);
+    const pause = (body: object, status = 200) =>
+      server.call<Sub>(status, `PATCH /v1/subscriptions/${id}`, admin, body);
+    await pause({ active: true, paused_keep: true }, 400);
+    expect((await pause({ active: false })).body).toMatchObject({ active: false, queues: false });
+    const ended = 'The subscription was paused before this was delivered.';
+    expect(await states(id)).toEqual([{ status: 'failed', count: 4100, reason: ended }]);
+    await hold();
+    expect((await pause({ active: true })).body).toMatchObject({ active: true, queues: true });
+    await hold({ agent_id: 'agent-2' });
+    await settled(id, ([newest]) => newest?.status === 'delivered');
+    expect(receiver.received.map(({ json }) => json.agent_id)).toEqual(['agent-2']);
+    // what was kept ends too, when it is paused as the specification says
+    await pause({ active: false, paused_keep: true });
+    await wait(id, 0);
+    await hold({ agent_id: 'agent-3' });
+    await settled(id, ([newest]) => newest?.status === 'retrying');
+    await pause({ active: false });
+    await pause({ active: true });
+    expect((await deliveries(id)).deliveries[0]).toMatchObject({ status: 'failed', failure_reason: ended });
+    // and what was left by a server that died while it paused
+    await sql(server, `update delivery set status = 'retrying' where lane_id = $1 and status = 'failed'`, [id]);
+    await sql(server, 'update subscription set active = false, queues_since = null where id = $1', [id]);
+    await forgetDeliveries(server.core, server.clock.now());
+    expect((await states(id)).map(({ status }) => status)).toEqual(['delivered', 'failed']);
+    expect(receiver.received).toHaveLength(1);
+  });
+
+  test('keeps its queue where that is asked for, however much it is, and sends it in order when it is resumed', async () => {
     await fresh();
     const { id } = await subscribe({ event_types: ['escrow.created'] });
     await wait(id, 4100);
     await setActive(id, false);
     await hold();
     await expect.poll(() => states(id)).toEqual([{ status: 'retrying', count: 4101, reason: null }]);
-    // longer than the 24 hours of each: they start over when it is resumed
+    // longer than the 24 hours of each, which go on: each has one attempt left
+    const queuedAt = server.clock.now();
     server.clock.advance(3 * 24 * 3600_000);
     // the first is not answered, so that the others keep what the resumption gave them
     receiver.behavior = () => undefined;
@@ -831,8 +864,9 @@ describe('a paused subscription', () => {
       [id],
     );
     for (const { context } of restarted) {
-      expect(context).toEqual({ startedAt: expect.any(Number), attempts: 2, failures: 0, nextAt: context.startedAt });
-      expect(context.startedAt).toBeGreaterThanOrEqual(now);
+      expect(context).toMatchObject({ attempts: 2, failures: 2, nextAt: expect.any(Number) });
+      expect(context.startedAt).toBeLessThanOrEqual(queuedAt);
+      expect(context.nextAt).toBeGreaterThanOrEqual(now);
     }
     await expect.poll(() => receiver.received.length).toBe(1);
     expect(receiver.received[0]!.json).toMatchObject({ n: 1 });
@@ -842,7 +876,11 @@ describe('a paused subscription', () => {
       'GET /v1/audit?action=subscription.updated',
       admin,
     );
-    expect(audit.records.map(({ detail }) => detail)).toEqual(['paused', 'resumed with 4101 queued events', 'paused']);
+    expect(audit.records.map(({ detail }) => detail)).toEqual([
+      'paused, keeping the queue',
+      'resumed with 4101 queued events',
+      'paused, keeping the queue',
+    ]);
   });
 
   test('sends nothing, whatever wakes its worker, and then all of it once and in order', async () => {

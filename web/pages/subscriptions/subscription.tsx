@@ -1,4 +1,4 @@
-import { Button, Modal, Paper, Stack } from '@mantine/core';
+import { Button, Modal, Paper, Radio, Stack } from '@mantine/core';
 import { IconCheck, IconPlayerPause, IconPlayerPlay, IconRefresh, IconSend, IconX } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi, useNavigate } from '@tanstack/react-router';
@@ -39,11 +39,18 @@ export function SubscriptionPage() {
   const query = useQuery(trpc.subscriptions.get.queryOptions({ id }, { refetchInterval: 10_000 }));
   const test = useMutation(trpc.subscriptions.test.mutationOptions());
   const [open, setOpen] = useState<'edit' | 'rotate' | 'remove' | 'pause'>();
+  const [keep, setKeep] = useState(false);
   const navigate = useNavigate();
   const active = useMutation(
     trpc.subscriptions.update.mutationOptions({
       onSuccess: (made) =>
-        toastDone(made.active ? 'Resumed: what is queued is sent in order' : 'Paused: events are queued'),
+        toastDone(
+          made.active
+            ? 'Resumed: what is queued is sent in order'
+            : made.queues
+              ? 'Paused: events are queued'
+              : 'Paused: nothing is queued',
+        ),
       onSettled: again,
     }),
   );
@@ -111,11 +118,26 @@ export function SubscriptionPage() {
               title="Pause the subscription"
               action="Pause"
               reason={{ label: 'Reason', required: true }}
-              onConfirm={(reason) => active.mutateAsync({ id, active: false, reason })}
+              onConfirm={(reason) => active.mutateAsync({ id, active: false, paused_keep: keep, reason })}
             >
-              Nothing is sent while it is paused. What is queued now, and what happens meanwhile, waits, and is sent in
-              order when you resume. An event waits for 7 days at most, and 10,000 events at most wait; what is older or
-              more is listed below as failed, and can be sent again.
+              <Radio.Group
+                label="Nothing is sent while it is paused. What is queued now, and what happens meanwhile,"
+                value={keep ? 'keep' : 'end'}
+                onChange={(value) => setKeep(value === 'keep')}
+              >
+                <Stack gap={6} mt={6}>
+                  <Radio
+                    value="end"
+                    label="is not sent"
+                    description="What is queued now is listed below as failed, and can be sent again."
+                  />
+                  <Radio
+                    value="keep"
+                    label="waits, and is sent in order when you resume"
+                    description="For 7 days and 10,000 events at most; what is older or more is listed as failed. After more than 24 hours each event gets one attempt."
+                  />
+                </Stack>
+              </Radio.Group>
             </ConfirmDialog>
             <ConfirmDialog
               opened={open === 'remove'}

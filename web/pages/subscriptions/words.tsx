@@ -71,7 +71,7 @@ export function StateTag({ subscription }: { subscription: Subscription }) {
   if (!subscription.active) {
     return (
       <Tag tone="quiet" icon={IconPlayerPause}>
-        {subscription.queues ? 'paused' : 'not started'}
+        {subscription.queues ? 'paused, queue kept' : 'paused'}
       </Tag>
     );
   }
