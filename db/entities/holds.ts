@@ -12,6 +12,7 @@ export interface HoldDetails {
   reason?: string | undefined;
   quorum?: { group: string; count: number }[] | undefined;
   conditions: { condition_id: string; description?: string | undefined }[];
+  report?: 'independent' | undefined;
   execute_within_seconds?: number | undefined;
   notify_targets: string[];
   session_id?: string | undefined;

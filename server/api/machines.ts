@@ -13,10 +13,10 @@ import { type Line, type Meta, route, trpc } from '../rpc/procedure.ts';
 import type { Deliveries } from '../subscriptions/deliveries.ts';
 
 /**
- * Who sends each event of a state machine: a route, whose access rule says who may call it, or a part of the server
- * itself.
+ * Who sends each event of a state machine: a route, whose access rule says who may call it; one for keys and another for people;
+ * or a part of the server itself.
  */
-type Sender = Line | { by: string };
+type Sender = Line | readonly [keys: Line, people: Line] | { by: string };
 
 const MACHINES = {
   policy: {
@@ -41,7 +41,7 @@ const MACHINES = {
     about: 'The lifecycle of a hold of any type',
     senders: {
       vote: 'POST /v1/escrow/{id}/vote',
-      satisfy: 'POST /v1/escrow/{id}/satisfy',
+      satisfy: ['POST /v1/escrow/{id}/satisfy', 'POST /v1/escrow/{id}/report'],
       recount: { by: 'the server, when roles, groups or vote settings change' },
       consume: 'POST /v1/escrow/{id}/consume',
       cancel: 'POST /v1/escrow/{id}/cancel',
@@ -116,11 +116,14 @@ export function machinesRouter(
   features: { policyQueries: PolicyQueries; holdQueries: HoldQueries; deliveries: Deliveries },
   access: (line: Line) => Access,
 ) {
+  const rulesOf = (sender: Exclude<Sender, { by: string }>): Access =>
+    typeof sender === 'string' ? access(sender) : { ...access(sender[1]), ...access(sender[0]) };
+
   const sentBy = (sender: Sender): z.input<typeof SentBy> => {
-    if (typeof sender !== 'string') return { server: sender.by };
-    const rule = access(sender);
+    if (typeof sender === 'object' && 'by' in sender) return { server: sender.by };
+    const rule = rulesOf(sender);
     return {
-      route: sender,
+      route: typeof sender === 'string' ? sender : sender.join(' or '),
       // a machine's events are never restricted to the signed-in person alone
       ...(rule.role && rule.role !== 'any' && { role: rule.role }),
       ...(rule.keys && { scopes: SCOPES.filter((scope) => scope === 'admin' || rule.keys?.includes(scope)) }),
@@ -134,8 +137,10 @@ export function machinesRouter(
     refused: Refused | null | undefined,
     limit: string | undefined,
   ) => {
-    if (typeof sender !== 'string') return { allowed: false, code: 'FORBIDDEN', detail: `sent by ${sender.by}` };
-    const why = refusal(access(sender), principal) ?? refused;
+    if (typeof sender === 'object' && 'by' in sender) {
+      return { allowed: false, code: 'FORBIDDEN', detail: `sent by ${sender.by}` };
+    }
+    const why = refusal(rulesOf(sender), principal) ?? refused;
     if (why) return { allowed: false, code: why.code, detail: why.detail };
     return { allowed: true, ...(limit !== undefined && { detail: limit }) };
   };

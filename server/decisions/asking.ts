@@ -100,6 +100,7 @@ export function holdRequest(
     required_approvals: terms.required_approvals,
     quorum: terms.quorum,
     conditions: terms.conditions?.map((condition_id) => ({ condition_id })),
+    report: terms.report,
     release_after_seconds: terms.delay_seconds,
     ttl_seconds: terms.ttl_seconds,
     execute_within_seconds: terms.execute_within_seconds,

@@ -61,6 +61,7 @@ export interface Annotations {
   approvals?: number;
   quorum?: Seats[];
   condition?: string[];
+  report?: 'independent';
   delay?: number;
   ttl?: number;
   execute_within?: number;
@@ -139,6 +140,15 @@ export const ANNOTATIONS: Readonly<Record<AnnotationName, AnnotationRow>> = {
     value: 'condition ids',
     form: 'a list of condition ids such as "kyc-check,legal-ok"',
     meaning: 'The conditions that must be reported as met before the hold is released.',
+    obligation: false,
+    kinds: holdKindsWith(({ needsConditions }) => needsConditions),
+  },
+  report: {
+    example: 'independent',
+    value: 'independent',
+    form: '"independent"',
+    meaning:
+      'Who may report the conditions with a key: "independent" bars keys of people who made or own a key of the agent, or wrote the policy. Without it only a key of someone who voted on the hold is barred, unless the tenant requires approval.',
     obligation: false,
     kinds: holdKindsWith(({ needsConditions }) => needsConditions),
   },

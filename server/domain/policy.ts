@@ -41,6 +41,8 @@ export interface HoldTerms {
   /** Each group must give its count of approvals; the rest, up to `required_approvals`, may come from anyone. */
   quorum?: Seats[];
   conditions?: string[];
+  /** Whose keys may report the conditions: only those of people who have nothing to do with the agent or the policy. */
+  report?: 'independent';
   delay_seconds?: number;
   ttl_seconds: number;
   execute_within_seconds?: number;

@@ -8,12 +8,16 @@ import { type Electorate, tally } from './quorum.ts';
 export interface VoteSettings {
   approver_groups: Readonly<Record<string, readonly string[]>>;
   policy_author_may_vote: boolean;
+  approval_required: boolean;
 }
 
 type Voters = Electorate & {
   /** Why this person may neither vote nor report; undefined if they may. */
   barred(userId: string): string | undefined;
-  /** Whether this person, regardless of role, owns a key of the agent or, where that matters, wrote the policy. */
+  /**
+   * Whether keys of this person must not report: where the rule asks for independent reports, or the tenant for approval, they made
+   * or own a key of the agent or, where that matters, wrote the policy.
+   */
   involved(userId: string): boolean;
 };
 
@@ -26,16 +30,17 @@ export async function electorateOf(
 ): Promise<Voters> {
   const groups = new Map(Object.entries(settings.approver_groups).map(([group, ids]) => [group, new Set(ids)]));
   const ofKeys = new Set(hold.barredVoters);
-  const owners = new Set<string>();
+  const ofAgent = new Set<string>();
+  const independent = settings.approval_required || hold.details.report === 'independent';
   const authors = new Set<string>();
   const approvers = new Set<string>();
   if (people.length > 0) {
     const members = await em.find(Member, { id: { $in: [...people] }, removedAt: null });
     for (const { id, roles } of members) if (hasRole(roles as Role[], 'approver')) approvers.add(id);
     // a key created for the agent since then also bars its people
-    const { all, owners: owning } = await keyPeople(em, hold.agentId, hold.createdBy);
+    const { all, agents } = await keyPeople(em, hold.agentId, hold.createdBy);
     for (const id of all) ofKeys.add(id);
-    for (const id of owning) owners.add(id);
+    for (const id of agents) ofAgent.add(id);
     if (!settings.policy_author_may_vote) {
       const ids = [...hold.details.rules.map(({ id }) => id.split('#')[0]!), hold.details.policy_id ?? ''];
       const policies = await em.find(Policy, { id: { $in: ids }, liveVersion: { $ne: null } });
@@ -52,31 +57,30 @@ export async function electorateOf(
   };
   return {
     ...{ groups, barred, has: (userId: string) => barred(userId) === undefined },
-    involved: (userId) => owners.has(userId) || authors.has(userId),
+    involved: (userId) => independent && (ofAgent.has(userId) || authors.has(userId)),
   };
 }
 
 /**
  * The people who own or created a key of this agent, or created the key that opens a hold, whether or not the key still
- * works; and of them, the owners. A key that was created with another key counts as created by that key's creator.
+ * works; and of them, those of the agent's keys. A key that was created with another key counts as created by that key's creator.
  */
 export async function keyPeople(
   em: EntityManager,
   agentId: string,
   openedWith: string,
-): Promise<{ all: string[]; owners: string[] }> {
+): Promise<{ all: string[]; agents: string[] }> {
   const keys = await em.find(AgentKey, { agentId });
   const makers = keys.flatMap(({ createdBy }) => createdBy ?? []);
   const apiKeys = await em.find(ApiKey, { id: { $in: [...new Set(makers)] } });
-  const owners = keys.flatMap(({ ownerId }) => ownerId ?? []);
-  const ids = new Set([
+  const agents = [
     ...makers,
-    ...owners,
+    ...keys.flatMap(({ ownerId }) => ownerId ?? []),
     ...apiKeys.flatMap(({ createdBy }) => createdBy ?? []),
-    ...(await peopleOfKey(em, openedWith)),
-  ]);
+  ];
+  const ids = new Set([...agents, ...(await peopleOfKey(em, openedWith))]);
   const people = await em.find(Member, { id: { $in: [...ids] } }, { orderBy: { id: 'asc' } });
-  return { all: people.map(({ id }) => id), owners };
+  return { all: people.map(({ id }) => id), agents };
 }
 
 /**
@@ -146,8 +150,10 @@ export function voteBar(
 }
 
 /**
- * Why this report may not be made; undefined if it may. No one who approved the hold may report a condition as met, not even with
- * a key that they made. A person may do so for only one condition, and not against a system's report.
+ * Why this report may not be made; undefined if it may. No one who approved the hold may report a condition as met, and no key of
+ * someone who voted on it. A person may do so for only one condition, and not against a system's report. A condition is a check by
+ * another system, not a second person: whoever made the key may also have made the agent's, unless the rule or the tenant says
+ * otherwise.
  */
 export function reportBar(
   hold: HoldRow,
@@ -158,19 +164,19 @@ export function reportBar(
   const { conditionId, satisfied, userId, behind } = report;
   const barred = userId === undefined ? undefined : voters.barred(userId);
   if (barred !== undefined || !satisfied) return barred;
-  const approved = votes.some((vote) => vote.decision === 'approve' && behind.includes(vote.userId));
+  const voted = votes.some((vote) => behind.includes(vote.userId));
   const others = conditions.filter((one) => one.satisfied && one.id !== conditionId);
   if (userId === undefined) {
     if (behind.some(voters.involved)) {
-      return 'a person who made or rotated this key owns a key of the agent, or wrote the policy: a key of others must report it';
+      return 'a person who made or rotated this key made or owns a key of the agent, or wrote the policy, and an independent report is needed: a key of others must report it';
     }
-    if (approved) return 'a person who made or rotated this key approved this hold, so a key of others must report it';
+    if (voted) return 'a person who made or rotated this key voted on this hold, so a key of others must report it';
     return others.some((one) => isOfPerson(one) && behind.includes(one.reportedBy!))
       ? 'a person who made or rotated this key reported another condition as met, so a key of others must report this one'
       : undefined;
   }
   if (hold.details.shown.erased) return ERASED;
-  if (approved) return 'you approved this hold, so another person or system must report its conditions';
+  if (voted) return 'you approved this hold, so another person or system must report its conditions';
   if (conditions.some((one) => one.id === conditionId && one.denied)) {
     return 'a system reported this condition as not met, so only a system can report it as met';
   }

@@ -66,6 +66,12 @@ export const HoldOut = z
         reported_by: z.string().optional().describe('the person or the key; not shown to agent keys'),
       }),
     ),
+    report: z
+      .literal('independent')
+      .optional()
+      .describe(
+        'whose keys may report the conditions: those of people who have nothing to do with the agent or the policy',
+      ),
     votes: z
       .array(
         z.object({

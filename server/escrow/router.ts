@@ -108,6 +108,13 @@ const withAside = <T extends object>(hold: T, until: Date | undefined) =>
   until ? { ...hold, aside_until: until.toISOString() } : hold;
 
 const Id = { id: text(100) };
+const Report = {
+  ...Id,
+  condition_id: text(100),
+  satisfied: z.boolean(),
+  evidence: text(4000, 0).optional(),
+  shown_hash: ActionHash.optional().describe('of the hold as it was read'),
+};
 const MOST_TOGETHER = 50;
 const Ids = text(100 * MOST_TOGETHER)
   .refine((ids) => ids.split(',').length <= MOST_TOGETHER, `must be at most ${MOST_TOGETHER} ids`)
@@ -422,7 +429,7 @@ export function escrowRouter(
       {
         summary: 'Set a hold aside for later, for yourself alone',
         description:
-          'It leaves your list (`aside=without`), and waits, is counted and is shown to everybody else as before. It comes back at the time that you name, and without one when it changes. Whatever you name, it is back as soon as somebody votes on it or reports on a condition, becomes an approver or ceases to be one, or changes approver_groups or policy_author_may_vote; and before time ends or releases it, when 15 minutes are left, or a quarter of what is left now if that is longer. INVALID_STATUS for one that ends too soon, CONFLICT for more than 500 at once.',
+          'It leaves your list (`aside=without`), and waits, is counted and is shown to everybody else as before. It comes back at the time that you name, and without one when it changes. Whatever you name, it is back as soon as somebody votes on it or reports on a condition, becomes an approver or ceases to be one, or changes approver_groups, policy_author_may_vote or approval_required; and before time ends or releases it, when 15 minutes are left, or a quarter of what is left now if that is longer. INVALID_STATUS for one that ends too soon, CONFLICT for more than 500 at once.',
         tag,
         problems: ['NOT_FOUND', 'INVALID_STATUS', 'VERSION_CHANGED', 'CONFLICT'],
       },
@@ -520,32 +527,38 @@ export function escrowRouter(
 
     satisfy: route(
       'POST /v1/escrow/{id}/satisfy',
-      { keys: ['proxy'], role: 'approver' },
+      { keys: ['proxy'] },
       {
-        summary: 'Report on a condition of a hold',
+        summary: 'Report on a condition of a hold, as another system',
         description:
-          'The last report counts. `satisfied: false` is recorded and releases nothing. A person reports with evidence. Nobody both approves a hold and reports a condition as met, not with a key that they made either; a person reports one condition as met, and none that a system reported as not met. Who may not vote on the hold may not report on it; who owns a key of the agent may not with their keys either.',
+          'The last report counts. `satisfied: false` is recorded and releases nothing. A key does not report a condition as met if a person who made or rotated it voted on the hold; nor, where a rule says `@report("independent")` or the tenant requires approval, if such a person made or owns a key of the agent or wrote the policy. People report on the page of the hold.',
         tag,
         problems: ['NOT_FOUND', 'INVALID_STATUS', 'VERSION_CHANGED'],
       },
     )
-      .input(
-        z.strictObject({
-          ...Id,
-          condition_id: text(100),
-          satisfied: z.boolean(),
-          evidence: text(4000, 0).optional().describe('needed of a person'),
-          shown_hash: ActionHash.optional().describe('of the hold as it was read'),
-        }),
-      )
+      .input(z.strictObject(Report))
       .output(HoldOut)
       .mutation(({ ctx, input: { id, shown_hash: seen, ...report } }) => {
-        const userId = ctx.principal.kind === 'session' ? ctx.principal.userId : undefined;
-        if (userId !== undefined && !showsSomething(report.evidence ?? '')) {
-          throw invalid('/evidence', 'is needed: what shows it');
-        }
         if (report.evidence && !showsSomething(report.evidence)) throw invalid('/evidence', 'shows nothing');
-        return holds.satisfy(ctx.tenantId, id, { ...report, userId, seen }, by(ctx));
+        return holds.satisfy(ctx.tenantId, id, { ...report, seen }, by(ctx));
+      }),
+
+    report: route(
+      'POST /v1/escrow/{id}/report',
+      { role: 'approver' },
+      {
+        summary: 'Report on a condition of a hold, as a person',
+        description:
+          'Like a report by a system, with evidence. Nobody both approves a hold and reports a condition as met; a person reports one condition as met, and none that a system reported as not met. Who may not vote on the hold may not report on it.',
+        tag,
+        problems: ['NOT_FOUND', 'INVALID_STATUS', 'VERSION_CHANGED'],
+      },
+    )
+      .input(z.strictObject({ ...Report, evidence: text(4000) }))
+      .output(HoldOut)
+      .mutation(({ ctx, input: { id, shown_hash: seen, ...report } }) => {
+        if (!showsSomething(report.evidence)) throw invalid('/evidence', 'is needed: what shows it');
+        return holds.satisfy(ctx.tenantId, id, { ...report, userId: personOf(ctx.principal), seen }, by(ctx));
       }),
 
     cancel: route(
@@ -629,6 +642,7 @@ async function requested(
     ...request,
     policy_id: input.policy_id ?? terms.rules[0]!.id.split('#')[0]!,
     rules: terms.rules,
+    report: terms.report,
     reason: terms.reason,
     notify_targets: [...new Set([...(terms.notify_targets ?? []), ...asked.notify_targets])],
   };

@@ -108,6 +108,7 @@ export class HoldSteps {
       reason: r.reason === undefined ? undefined : visible(r.reason),
       quorum: quorum.length > 0 ? quorum : undefined,
       conditions,
+      report: r.report,
       execute_within_seconds: r.execute_within_seconds,
       notify_targets: r.notify_targets,
       session_id: r.session_id,

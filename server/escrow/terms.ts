@@ -18,6 +18,7 @@ export interface HoldRequest {
   required_approvals: number;
   quorum?: Seats[] | undefined;
   conditions?: { condition_id: string; description?: string | undefined }[] | undefined;
+  report?: 'independent' | undefined;
   release_after_seconds?: number | undefined;
   ttl_seconds: number;
   execute_within_seconds?: number | undefined;

@@ -79,6 +79,7 @@ export function holdView(hold: HoldRow, now: number, votes: VoteView[] = []) {
         ...(report?.reportedBy !== undefined && { reported_by: report.reportedBy }),
       };
     }),
+    ...(details.report && { report: details.report }),
     votes,
     barred_voters: hold.barredVoters,
     ...(details.session_id !== undefined && { session_id: details.session_id }),

@@ -420,7 +420,11 @@ async function lockPending(em: EntityManager, tenantId: string, id: string): Pro
 }
 
 /** Settings that, in addition to roles, decide who may vote on holds. */
-const ELECTORATE: readonly string[] = ['approver_groups', 'policy_author_may_vote'] satisfies SettingName[];
+const ELECTORATE: readonly string[] = [
+  'approver_groups',
+  'policy_author_may_vote',
+  'approval_required',
+] satisfies SettingName[];
 
 /** Holds that people set aside come back when other people may vote on them. Called before the first audit record. */
 async function electorateChanges(em: EntityManager, tenantId: string, changes: readonly { setting: string }[]) {

@@ -75,6 +75,10 @@ type Prepared = World & {
 const fromPage = () => ({ origin: server.origin, accept: 'application/json' });
 
 /** What must be so before a route can do its work. */
+const freshHold = async (w: Prepared) => {
+  const made = await server.call<{ id: string }>(201, 'POST /v1/escrow', w.tenant.admin, BODIES['POST /v1/escrow']);
+  w.hold = made.body.id;
+};
 const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
   'POST /auth/magic-link/verify': async (w) => {
     w.body = { token: await server.core.links.create(w.tenant.id, w.user, 600, { actor: OPERATOR }) };
@@ -183,10 +187,10 @@ const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
     const { body } = await server.call(200, `GET /v1/escrow/${w.hold}`, w.credential.admin);
     w.body = { agent_id: body.agent_id, agent_role: body.agent_role, action_hash: body.action_hash };
   },
-  'POST /v1/escrow/{id}/satisfy': async (w) => {
-    w.hold = (
-      await server.call<{ id: string }>(201, 'POST /v1/escrow', w.tenant.admin, BODIES['POST /v1/escrow'])
-    ).body.id;
+  'POST /v1/escrow/{id}/satisfy': freshHold,
+  'POST /v1/escrow/{id}/report': async (w) => {
+    await freshHold(w);
+    w.credential.admin = await w.tenant.person('approver');
   },
   'POST /v1/policies/{id}/tests/from-decision': async (w) => {
     w.body = { event_id: w.event };

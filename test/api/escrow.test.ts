@@ -8,6 +8,7 @@ const AGENT = { agent_role: 'clerk', agent_id: 'agent-1' };
 const ACTION = { action_type: 'payment', tool_name: 'pay', arguments: { amount: 12 }, estimated_value: 12 };
 
 interface HoldAnswer {
+  report?: string;
   id: string;
   opened_by: string;
   status: string;
@@ -66,6 +67,8 @@ const consume = (status: number, who: Credential, id: string, more: Record<strin
     action_hash: HASH,
     ...more,
   });
+/** A system reports by its key, a person on a route of their own. */
+const reportLine = (who: Credential, id: string) => `POST /v1/escrow/${id}/${who.key ? 'satisfy' : 'report'}`;
 const satisfy = (status: number, who: Credential, id: string, condition_id: string, satisfied = true) =>
   server.call<HoldAnswer>(status, `POST /v1/escrow/${id}/satisfy`, who, { condition_id, satisfied, evidence: 'doc 7' });
 
@@ -334,13 +337,15 @@ describe('conditions and delays', () => {
     const conditions = [{ condition_id: 'kyc' }, { condition_id: 'legal' }];
     const made = await hold(proxy, { hold_type: 'conditional', conditions });
     const report = (status: number, who: Credential, more: object = {}) =>
-      server.call<HoldAnswer & { code: string; detail: string }>(status, `POST /v1/escrow/${made.id}/satisfy`, who, {
+      server.call<HoldAnswer & { code: string; detail: string }>(status, reportLine(who, made.id), who, {
         ...{ condition_id: 'kyc', satisfied: true, evidence: 'called the bank' },
         ...more,
       });
     for (const evidence of [undefined, '', ' \u200b']) await report(400, approver, { evidence });
     await report(403, await tenant.person('viewer'));
     await report(403, await tenant.person('author'));
+    // as a system, no person reports
+    await satisfy(403, approver, made.id, 'kyc');
     const owner = await tenant.person('approver');
     await server.call(201, 'POST /v1/agent-keys', tenant.admin, { ...AGENT, owner_id: owner.userId });
     for (const satisfied of [true, false]) {
@@ -378,7 +383,7 @@ describe('conditions and delays', () => {
     const { tenant, proxy, approver } = common;
     const second = await tenant.person('approver');
     const report = (status: number, who: Credential, id: string, satisfied = true) =>
-      server.call<HoldAnswer & { detail: string }>(status, `POST /v1/escrow/${id}/satisfy`, who, {
+      server.call<HoldAnswer & { detail: string }>(status, reportLine(who, id), who, {
         ...{ condition_id: 'kyc', satisfied, evidence: 'called the bank' },
       });
     const conditions = [{ condition_id: 'kyc' }];
@@ -405,7 +410,7 @@ describe('conditions and delays', () => {
   const KYC = [{ condition_id: 'kyc' }];
   /** A system's report, or a person's. */
   const report = (status: number, who: Credential, id: string, more: object = {}) =>
-    server.call<HoldAnswer & { detail: string }>(status, `POST /v1/escrow/${id}/satisfy`, who, {
+    server.call<HoldAnswer & { detail: string }>(status, reportLine(who, id), who, {
       ...{ condition_id: 'kyc', satisfied: true, evidence: 'called the bank' },
       ...more,
     });
@@ -446,7 +451,7 @@ describe('conditions and delays', () => {
     // and the other way round; that it is not met may be said by every key
     const second = await hold(proxy, { conditions: KYC });
     await vote(200, boss, second.id);
-    expect((await report(403, system, second.id)).body.detail).toMatch(/approved this hold/);
+    expect((await report(403, system, second.id)).body.detail).toMatch(/voted on this hold/);
     expect((await report(200, system, second.id, { satisfied: false })).body.status).toBe('held');
     // who rotates a key knows it too
     const rotated = await server.call<{ key: string }>(
@@ -455,7 +460,7 @@ describe('conditions and delays', () => {
       boss,
       {},
     );
-    expect((await report(403, { key: rotated.body.key }, second.id)).body.detail).toMatch(/approved this hold/);
+    expect((await report(403, { key: rotated.body.key }, second.id)).body.detail).toMatch(/voted on this hold/);
     expect((await report(200, await keyOf(other), second.id)).body.status).toBe('released');
     // what a person said does not become the word of a system by their own key
     const third = await hold(proxy, { conditions: KYC });
@@ -467,15 +472,50 @@ describe('conditions and delays', () => {
     await report(200, system, third.id, { evidence: undefined });
   });
 
-  test('who owns a key of the agent reports neither in person nor with a key; who made a key of it has others report', async () => {
-    const { tenant, proxy } = await setUp();
+  test('a key of one who made or owns a key of the agent reports, unless the tenant or the rule asks for others', async () => {
+    const { tenant, proxy, approver } = await setUp();
     const [boss, owner] = [await tenant.person('admin'), await tenant.person('admin')];
-    await server.call(201, 'POST /v1/agent-keys', boss, { ...AGENT, owner_id: owner.userId });
-    const made = await hold(proxy, { hold_type: 'conditional', conditions: KYC });
-    await report(403, owner, made.id);
-    expect((await report(403, await keyOf(owner), made.id)).body.detail).toMatch(/owns a key of the agent/);
-    await report(403, boss, made.id);
-    expect((await report(200, await keyOf(boss), made.id)).body.status).toBe('released');
+    const { body } = await server.call<{ key: string }>(201, 'POST /v1/agent-keys', boss, {
+      ...{ ...AGENT, owner_id: owner.userId },
+    });
+    const agent = { key: body.key, headers: { 'x-svc-tenant': tenant.id } };
+    const keys = [await keyOf(owner), await keyOf(boss)];
+    const other = await keyOf(await tenant.person('admin'));
+    const conditional = { hold_type: 'conditional', conditions: KYC };
+    // in person it would be a vote
+    const made = await hold(proxy, conditional);
+    for (const who of [owner, boss]) await report(403, who, made.id);
+    expect((await report(200, keys[0]!, made.id)).body).toMatchObject({ status: 'released' });
+    const waiting = await hold(proxy, { conditions: KYC });
+    expect((await report(200, keys[1]!, waiting.id)).body.conditions).toMatchObject([{ satisfied: true }]);
+
+    const refused = async (id: string) => {
+      for (const key of keys) {
+        expect((await report(403, key, id)).body.detail).toMatch(/made or owns a key of the agent/);
+        await report(200, key, id, { satisfied: false });
+      }
+      expect((await report(200, other, id)).body.status).toBe('released');
+    };
+    await tenant.set({ approval_required: true });
+    // what was reported so does not count any more
+    await server.core.holds.recount(tenant.id);
+    expect((await read(approver, waiting.id)).conditions).toMatchObject([{ satisfied: false, lapsed: true }]);
+    await refused((await hold(proxy, conditional)).id);
+    await tenant.set({ approval_required: null });
+
+    const rule = `@id("close") @escrow("conditional") @condition("kyc") @report("independent")
+      permit(principal in AgentRole::"${AGENT.agent_role}", action, resource == Tool::"close");`;
+    await server.call(201, 'POST /v1/policies', tenant.admin, { id: 'closing', dsl_source: rule });
+    await server.call(200, 'POST /v1/policies/closing/approve', tenant.admin, { version: 1 });
+    const asked = await server.call<{ escrow: { id: string } }>(200, 'POST /v1/evaluate', agent, {
+      ...{ action_type: 'tool_call', tool_name: 'close' },
+    });
+    expect((await read(approver, asked.body.escrow.id)).report).toBe('independent');
+    await refused(asked.body.escrow.id);
+    // a proxy names the rule, and its hold is under it like one of the control plane
+    const { headers } = await server.call(200, 'GET /v1/policies/bundle', proxy);
+    const named = { rule_ids: ['closing#close'], bundle_hash: headers.get('x-svc-bundle-hash') };
+    await refused((await hold(proxy, { ...conditional, ...named, tool_name: 'close' })).id);
   });
 
   test('who rotates the key that opened a hold may not vote on it, also when they rotate it afterwards', async () => {

@@ -124,8 +124,11 @@ test('holds', async () => {
   const voted = await send('POST /v1/escrow/{id}/vote', 200, approver, single, vote);
   expect(voted).toMatchObject({ escrow_id: single.id, your_decision: 'approve', status: 'released' });
   await send('POST /v1/escrow/{id}/consume', 200, proxy, single, action);
+  // of an agent whose key the same person made who made the proxy's key
+  await tenant.agent('bot-1', 'clerk');
   const conditional = await open({ hold_type: 'conditional', conditions: [{ condition_id: 'paid' }] });
   const report = { condition_id: 'paid', satisfied: true, evidence: 'receipt 7' };
+  await send('POST /v1/escrow/{id}/satisfy', 403, approver, conditional, report);
   expect(await send('POST /v1/escrow/{id}/satisfy', 200, proxy, conditional, report)).toMatchObject({
     status: 'released',
   });
@@ -230,7 +233,7 @@ test('signing in and out', async () => {
   const login = await server.call(302, 'GET /auth/login', undefined);
   sent.add('GET /auth/login');
   const to = login.headers.get('location')!;
-  expect(new URL(to).searchParams.get('redirect_uri')).toBe(`${server.url}/auth/callback`);
+  expect(new URL(to).searchParams.get('redirect_uri')).toBe('http://control.test/auth/callback');
   await tenant.member({ email: 'ann@spec.example', roles: ['viewer'] });
   provider.person = { sub: 'ann', email: 'ann@spec.example', email_verified: true };
   const { search } = new URL(await provider.authorize(to));

@@ -221,6 +221,7 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
     agent_id: 'agent-1',
   },
   'POST /v1/escrow/{id}/satisfy': { condition_id: 'kyc', satisfied: true, evidence: 'case 7' },
+  'POST /v1/escrow/{id}/report': { condition_id: 'kyc', satisfied: true, evidence: 'case 7' },
   'POST /v1/escrow/{id}/cancel': { reason: 'not needed' },
   'POST /v1/forensics/export': { purpose: 'audit' },
   'POST /v1/events/ingest': { events: [] },

@@ -1860,7 +1860,7 @@ export interface paths {
         get?: never;
         /**
          * Set a hold aside for later, for yourself alone
-         * @description It leaves your list (`aside=without`), and waits, is counted and is shown to everybody else as before. It comes back at the time that you name, and without one when it changes. Whatever you name, it is back as soon as somebody votes on it or reports on a condition, becomes an approver or ceases to be one, or changes approver_groups or policy_author_may_vote; and before time ends or releases it, when 15 minutes are left, or a quarter of what is left now if that is longer. INVALID_STATUS for one that ends too soon, CONFLICT for more than 500 at once.
+         * @description It leaves your list (`aside=without`), and waits, is counted and is shown to everybody else as before. It comes back at the time that you name, and without one when it changes. Whatever you name, it is back as soon as somebody votes on it or reports on a condition, becomes an approver or ceases to be one, or changes approver_groups, policy_author_may_vote or approval_required; and before time ends or releases it, when 15 minutes are left, or a quarter of what is left now if that is longer. INVALID_STATUS for one that ends too soon, CONFLICT for more than 500 at once.
          */
         put: operations["escrow-setAside"];
         post?: never;
@@ -1918,10 +1918,30 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Report on a condition of a hold
-         * @description The last report counts. `satisfied: false` is recorded and releases nothing. A person reports with evidence. Nobody both approves a hold and reports a condition as met, not with a key that they made either; a person reports one condition as met, and none that a system reported as not met. Who may not vote on the hold may not report on it; who owns a key of the agent may not with their keys either.
+         * Report on a condition of a hold, as another system
+         * @description The last report counts. `satisfied: false` is recorded and releases nothing. A key does not report a condition as met if a person who made or rotated it voted on the hold; nor, where a rule says `@report("independent")` or the tenant requires approval, if such a person made or owns a key of the agent or wrote the policy. People report on the page of the hold.
          */
         post: operations["escrow-satisfy"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/escrow/{id}/report": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Report on a condition of a hold, as a person
+         * @description Like a report by a system, with evidence. Nobody both approves a hold and reports a condition as met; a person reports one condition as met, and none that a system reported as not met. Who may not vote on the hold may not report on it.
+         */
+        post: operations["escrow-report"];
         delete?: never;
         options?: never;
         head?: never;
@@ -2035,7 +2055,7 @@ export interface paths {
         get: operations["subscriptions-get"];
         /**
          * The same as PATCH. Change the given fields: url, secret, event_types, active, destination_config
-         * @description While it is paused (active: false), nothing is sent; events are queued for 7 days, up to 10,000, and sent in order when it is resumed. After a new secret, the previous one also signs until the overlap ends.
+         * @description While it is paused (active: false), nothing is sent. What is queued ends as failed, and nothing is queued until it is resumed. With paused_keep: true the queue is kept and further events join it, for 7 days, up to 10,000; they are sent in order when it is resumed. After a new secret, the previous one also signs until the overlap ends.
          */
         put: operations["subscriptions-replace"];
         post?: never;
@@ -2045,7 +2065,7 @@ export interface paths {
         head?: never;
         /**
          * Change the given fields: url, secret, event_types, active, destination_config
-         * @description While it is paused (active: false), nothing is sent; events are queued for 7 days, up to 10,000, and sent in order when it is resumed. After a new secret, the previous one also signs until the overlap ends.
+         * @description While it is paused (active: false), nothing is sent. What is queued ends as failed, and nothing is queued until it is resumed. With paused_keep: true the queue is kept and further events join it, for 7 days, up to 10,000; they are sent in order when it is resumed. After a new secret, the previous one also signs until the overlap ends.
          */
         patch: operations["subscriptions-update"];
         trace?: never;
@@ -5128,6 +5148,11 @@ export interface components {
                 /** @description the person or the key; not shown to agent keys */
                 reported_by?: string;
             }[];
+            /**
+             * @description whose keys may report the conditions: those of people who have nothing to do with the agent or the policy
+             * @constant
+             */
+            report?: "independent";
             /** @description not shown to agent keys */
             votes?: {
                 user_id: string;
@@ -5286,7 +5311,7 @@ export interface components {
             /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
             event_types: string[];
             active: boolean;
-            /** @description whether events are queued for it: also while it is paused, unless it was created so */
+            /** @description whether events are queued for it: also while it is paused with `paused_keep` */
             queues: boolean;
             destination_config: {
                 /** @description base URL of the Approve and Deny links; this server when absent */
@@ -14335,10 +14360,7 @@ export interface operations {
     "escrow-satisfy": {
         parameters: {
             query?: never;
-            header?: {
-                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
-                Origin?: components["parameters"]["Origin"];
-            };
+            header?: never;
             path: {
                 id: string;
             };
@@ -14356,7 +14378,6 @@ export interface operations {
                 "application/json": {
                     condition_id: string;
                     satisfied: boolean;
-                    /** @description needed of a person */
                     evidence?: string;
                     /** @description of the hold as it was read */
                     shown_hash?: string;
@@ -14379,6 +14400,54 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "escrow-report": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    condition_id: string;
+                    satisfied: boolean;
+                    evidence: string;
+                    /** @description of the hold as it was read */
+                    shown_hash?: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EscrowHold"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN"];
             404: components["responses"]["NOT_FOUND"];
             409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
@@ -14902,6 +14971,8 @@ export interface operations {
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
                     event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
+                    /** @description with `active: false`: keep the queue */
+                    paused_keep?: boolean;
                     destination_config?: {
                         app_url?: string;
                     };
@@ -14999,6 +15070,8 @@ export interface operations {
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
                     event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
+                    /** @description with `active: false`: keep the queue */
+                    paused_keep?: boolean;
                     destination_config?: {
                         app_url?: string;
                     };

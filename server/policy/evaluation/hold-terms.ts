@@ -65,6 +65,7 @@ export function joinedTerms(rules: readonly BundleStatement[]): HoldTerms {
     ...(quorum.length > 0 && { quorum }),
     // INVARIANT: an approval never replaces a condition that another rule requires
     ...(conditions.length > 0 && { conditions }),
+    ...(all.some(({ report }) => report !== undefined) && { report: 'independent' as const }),
     ...(delay !== undefined && { delay_seconds: delay }),
     ...timesOf(holding, delay ?? 0),
     ...(targets.length > 0 && { notify_targets: targets }),

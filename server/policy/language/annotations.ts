@@ -48,6 +48,7 @@ const READERS: { [K in AnnotationName]: Reader<NonNullable<Annotations[K]>> } = 
       ),
   },
   condition: list(/^\w[\w.:-]{0,63}$/, 20),
+  report: oneOf(['independent']),
   delay: duration(),
   ttl: duration(),
   execute_within: duration(),

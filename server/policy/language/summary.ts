@@ -128,6 +128,8 @@ function obligationWords(annotations: Annotations): string[] {
   }
   if (escrow) {
     words.push(holdWords(annotations, escrow));
+    if (annotations.report)
+      words.push('only keys of people who have nothing to do with the agent or this policy report it');
     words.push(`the hold expires after ${period(ttlSeconds(annotations))}`);
     if (annotations.execute_within !== undefined) {
       words.push(`once released it must be used within ${period(annotations.execute_within)}`);

@@ -32,6 +32,9 @@ export function Conditions({ hold }: { hold: Hold }) {
       <Text size="sm" c="dimmed" mb={4}>
         {hold.conditions.length === 1 ? 'This condition is' : 'These conditions are'} reported by other systems with an
         API key, or by approvers.
+        {hold.report
+          ? ' Only keys of people who have nothing to do with the agent or the policy may report here, as the rule says.'
+          : null}
       </Text>
       <ul className="plain" aria-label="Conditions">
         {hold.conditions.map((condition) => {
@@ -109,7 +112,7 @@ function ReportDialog({
   onClose: () => void;
 }) {
   const [zone] = useZone();
-  const report = useMutation(trpc.escrow.satisfy.mutationOptions());
+  const report = useMutation(trpc.escrow.report.mutationOptions());
   const word = asked?.satisfied ? 'met' : 'not met';
   const description = asked?.hold.conditions.find(({ condition_id }) => condition_id === asked.id)?.description;
   return (
