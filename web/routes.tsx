@@ -7,6 +7,7 @@ import {
   Outlet,
   redirect,
 } from '@tanstack/react-router';
+import type { PAGES } from '../server/domain/pages.ts';
 import { countsOptions, listCountsOptions } from './lib/counts.ts';
 import { endLive } from './lib/live.ts';
 import { localPath } from './lib/local-path.ts';
@@ -417,6 +418,10 @@ declare module '@tanstack/react-router' {
     router: typeof router;
   }
 }
+
+// the server answers these paths with the page and no others: neither list has one that the other lacks
+type Same<A, B> = [A, B] extends [B, A] ? true : [missing: Exclude<A, B>, unknown: Exclude<B, A>];
+true satisfies Same<keyof (typeof router)['routesByPath'], (typeof PAGES)[number]>;
 
 onSignedOut.go = () => {
   const { pathname, href } = router.state.location;

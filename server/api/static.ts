@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import fastifyStatic from '@fastify/static';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
+import { isPage } from '../domain/pages.ts';
 import { AppError } from '../errors.ts';
 import { contentSecurityPolicy } from '../lib/security-headers.ts';
 import { type Docs, type DocsFile, loadDocs } from './docs.ts';
@@ -38,8 +39,9 @@ export function pagePolicy(nonce: string): Record<string, readonly string[]> {
 
 /**
  * Serves the built dashboard (web/build.ts): its files, which are cached forever because their names change with their
- * content, and its single page for every path outside the API that a browser navigates to. It is public and served even
- * while the server is sealed, since all its data comes from the API.
+ * content, and its single page for the paths that it has (domain/pages.ts). It is public and served even while the server is
+ * sealed, since all its data comes from the API. Every other path is a 404: for a person, who asks for HTML, on the page, which
+ * says so; for a program a problem, whatever it mistyped.
  */
 export function mountDashboard(app: FastifyInstance): void {
   const dist = fileURLToPath(new URL('../../web/dist/', import.meta.url));
@@ -56,11 +58,11 @@ export function mountDashboard(app: FastifyInstance): void {
       },
     });
   }
-  app.get('/*', { exposeHeadRoute: false }, async (request, reply) => {
+  app.get('/*', async (request, reply) => {
     const [path] = request.url.split('?', 1) as [string];
-    const navigates = /\btext\/html\b|\*\/\*/.test(String(request.headers.accept ?? '*/*'));
-    // a browser reads two leading slashes as the start of a host name, so no page has such a path
-    if (isApiPath(path) || path.startsWith('//') || !navigates) return reply.callNotFound();
+    const known = isPage(path);
+    if (isApiPath(path) || !asksForPage(request) || !(known || page)) return reply.callNotFound();
+    if (!known) reply.code(404);
     if (!page) throw new AppError('UNAVAILABLE', 'the dashboard is not built: run `npm run build` and start again');
     const nonce = randomBytes(18).toString('base64url');
     reply.headers({
@@ -117,6 +119,9 @@ export function mountDocs(app: FastifyInstance, root = fileURLToPath(new URL('..
     });
   }
 }
+
+/** Browsers name the type when a person navigates; programs that take anything mean the API. */
+const asksForPage = ({ headers }: FastifyRequest) => /(?:^|,)\s*text\/html\s*(?:;|,|$)/i.test(headers.accept ?? '');
 
 /** The page, split at its nonces; undefined if the dashboard was not built. */
 function readPage(dist: string): string[] | undefined {
