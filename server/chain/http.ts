@@ -33,8 +33,14 @@ const VerifyOut = z
         }),
       )
       .describe('records that were known to be there, and whose loss an operator has accepted'),
-    first_mismatch_id: z.string().optional(),
-    first_mismatch_seq: z.int().optional(),
+    first_mismatch_id: z
+      .string()
+      .optional()
+      .describe('where tampering starts: the record there now or, where the end is missing, the last record'),
+    first_mismatch_seq: z
+      .int()
+      .optional()
+      .describe('its position or, where the end is missing, that of the first missing one'),
     reason: z.string().optional(),
   })
   .meta({ id: 'Verification' });

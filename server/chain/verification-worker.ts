@@ -128,7 +128,9 @@ async function verification(client: pg.Client, job: VerificationJob): Promise<Ve
   // a fault in the head is not earlier than a record found before it
   const mismatch = verdicts.find((verdict) => verdict.mismatch)?.mismatch;
   const { seq, reason } = earliest([fault, mismatch].filter((one) => one !== undefined)) ?? {};
-  const id = [fault, mismatch].find((one) => one?.id !== undefined && one.seq === seq)?.id;
+  const id =
+    [fault, mismatch].find((one) => one?.id !== undefined && one.seq === seq)?.id ??
+    (seq === undefined ? undefined : await lastBefore(client, job, seq));
   return {
     verified: !fault && !mismatch,
     linear: verdicts.every(({ linear }) => linear),
@@ -146,6 +148,21 @@ async function verification(client: pg.Client, job: VerificationJob): Promise<Ve
     ...(seq !== undefined && seq < Number.MAX_SAFE_INTEGER && { first_mismatch_seq: seq }),
     ...(reason !== undefined && { reason }),
   };
+}
+
+/** The id of the last record, as its text has it, if the chain ends before `seq`: where a tail was cut off, that is what is there. */
+async function lastBefore(
+  client: pg.Client,
+  { tenantId, chain }: VerificationJob,
+  seq: number,
+): Promise<string | undefined> {
+  const { rows } = await client.query<{ seq: number; line: string }>(
+    `select seq, line from ${RECORDS[chain].table} where tenant_id = $1 order by seq desc limit 1`,
+    [tenantId],
+  );
+  const [last] = rows;
+  if (!last || Number(last.seq) >= seq || seq === Number.MAX_SAFE_INTEGER) return undefined;
+  return (JSON.parse(last.line) as { id?: string }).id;
 }
 
 /** The fault with the lowest seq; the first one if several have it. */

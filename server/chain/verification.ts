@@ -36,7 +36,7 @@ export interface VerifyResult {
   last_checkpoint: { seq: number; hash: string; created_at: string } | null;
   /** The losses that an operator has accepted: what is known about the records in between is no longer expected to hold. */
   accepted_losses: { seq: number; kept_seq: number; lost_seq: number; accepted_at: string; reason: string }[];
-  /** The id of the record at which tampering starts, if that record is still there. */
+  /** The id of the record at which tampering starts, if that record is still there; after a cut tail, that of the last record. */
   first_mismatch_id?: string;
   first_mismatch_seq?: number;
   reason?: string;

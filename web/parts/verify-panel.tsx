@@ -182,7 +182,7 @@ function Result({ chain, verdict, at, ms }: { chain: Chain; verdict: Verdict; at
               record {first_mismatch_seq}
               {first_mismatch_id ? (
                 <>
-                  {' '}
+                  {first_mismatch_seq > head.seq ? ', after the last one, ' : ' '}
                   <Id value={first_mismatch_id} length={40} />
                 </>
               ) : null}
