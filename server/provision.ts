@@ -7,7 +7,7 @@ import type { Tenants } from './tenants/tenants.ts';
 export interface NewTenant {
   tenant_id: string;
   admin_email: string;
-  /** An API key with the scope admin. It belongs to no person. */
+  /** An API key with the scope admin. It belongs to no person; the first admin is the author of what is written with it. */
   api_key: string;
   /** Signs in the first admin, once, within seven days. */
   sign_in_url: string;
@@ -22,7 +22,7 @@ export async function createTenant(
   const { tenantId, adminId } = await services.tenants.create(input, OPERATOR);
   const { secret } = await services.keys.createApiKey(
     tenantId,
-    { label: 'first admin key', scopes: ['admin'], owner: null },
+    { label: 'first admin key', scopes: ['admin'], owner: null, author: adminId },
     { actor: OPERATOR },
   );
   const { sign_in_url } = await newSignInLink(services, baseUrl, tenantId, adminId);

@@ -139,6 +139,8 @@ export const ApiKey = defineEntity({
     prefix: p.text(),
     scopes: p.array(),
     createdBy: p.string().nullable(),
+    /** Of a key of nobody: the person who counts as the author of what is written with it. */
+    authorId: p.string().nullable(),
     createdAt: time(),
     lastUsedAt: time().nullable(),
     expiresAt: time().nullable(),

@@ -129,6 +129,8 @@ export class Spine extends Migration {
         prefix text not null,
         scopes text[] not null,
         created_by text collate "C",
+        -- of a key of nobody: the person who counts as the author of what is written with it
+        author_id text collate "C",
         created_at timestamptz(3) not null,
         last_used_at timestamptz(3),
         expires_at timestamptz(3),

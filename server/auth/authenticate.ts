@@ -225,17 +225,19 @@ export class Authenticator {
       token_scopes: WorkloadScope[] | null;
       policies: string | null;
       source: StatedSource | null;
+      author_id: string | null;
     }>(
       `select c.kind, c.tenant_id, c.id, k.scopes, coalesce(k.created_by, a.owner_id) as owner_id, a.agent_id,
                a.agent_role, coalesce(k.expires_at, a.expires_at, w.expires_at) as expires_at,
                coalesce(k.revoked_at, a.revoked_at, w.revoked_at, t.revoked_at, k.unconfirmed_since,
                  a.unconfirmed_since, t.unconfirmed_since) as revoked_at,
-               w.trust_id, w.scopes as token_scopes, w.policies, w.source
+               w.trust_id, w.scopes as token_scopes, w.policies, w.source, f.id as author_id
              from credential c
              left join api_key k on c.kind = 'api_key' and k.tenant_id = c.tenant_id and k.id = c.id
              left join agent_key a on c.kind = 'agent_key' and a.tenant_id = c.tenant_id and a.id = c.id
              left join workload_token w on c.kind = 'workload_token' and w.tenant_id = c.tenant_id and w.id = c.id
              left join workload_trust t on t.tenant_id = c.tenant_id and t.id = w.trust_id
+             left join member f on f.tenant_id = c.tenant_id and f.id = k.author_id and f.removed_at is null
              left join member m on m.tenant_id = c.tenant_id and m.id = coalesce(k.created_by, t.created_by)
              where c.tenant_id = $1 and c.hash = $2 and (m.id is null or (m.removed_at is null and 'admin' = any(m.roles)))`,
       [tenantId, hash],
@@ -245,7 +247,8 @@ export class Authenticator {
     const until = row.expires_at?.getTime() ?? Number.MAX_SAFE_INTEGER;
     const common = { tenantId: row.tenant_id, id: row.id, ownerId: row.owner_id };
     if (row.kind === 'api_key' && row.scopes) {
-      return { principal: { kind: 'api_key', ...common, scopes: row.scopes }, until };
+      const authorId = row.author_id ?? undefined;
+      return { principal: { kind: 'api_key', ...common, scopes: row.scopes, ...(authorId && { authorId }) }, until };
     }
     if (row.kind === 'agent_key' && row.agent_id && row.agent_role) {
       return { principal: { kind: 'agent_key', ...common, agentId: row.agent_id, agentRole: row.agent_role }, until };
@@ -298,7 +301,9 @@ const membersOf = (tenantId: string) => `members of ${tenantId}`;
 /** The tags by which a notice invalidates a lookup. */
 function tagsOf(principal: Principal): string[] {
   const { kind, id, tenantId } = principal;
-  return kind === 'session' ? [id, allOf(tenantId), membersOf(tenantId)] : [id, allOf(tenantId)];
+  // the person may go to whom what is written with a key of nobody counts
+  const ofMember = kind === 'session' || (kind === 'api_key' && principal.authorId !== undefined);
+  return ofMember ? [id, allOf(tenantId), membersOf(tenantId)] : [id, allOf(tenantId)];
 }
 
 /**

@@ -55,7 +55,14 @@ export class Keys {
    */
   async createApiKey(
     tenantId: string,
-    input: { label: string; scopes: readonly Scope[]; expiresAt?: Date | undefined; owner: string | null },
+    input: {
+      label: string;
+      scopes: readonly Scope[];
+      expiresAt?: Date | undefined;
+      owner: string | null;
+      /** The person who counts as the author of what is written with a key without an owner. */
+      author?: string | undefined;
+    },
     by: Doer,
   ): Promise<{ row: ApiKeyRow; secret: string }> {
     this.#assertAhead(input.expiresAt);
@@ -73,6 +80,7 @@ export class Keys {
       scopes: readonly Scope[];
       expiresAt?: Date | undefined;
       owner: string | null;
+      author?: string | null | undefined;
       line?: string;
     },
     by: Doer,
@@ -86,6 +94,7 @@ export class Keys {
       prefix: secretPrefix(secret),
       scopes: [...new Set(input.scopes)],
       createdBy: input.owner,
+      authorId: input.owner === null ? (input.author ?? null) : null,
       ...this.#life(input.expiresAt),
     });
     await em.flush();
@@ -176,7 +185,7 @@ export class Keys {
       const made = await this.#createApiKey(
         em,
         tenantId,
-        { label, scopes: scopes as Scope[], owner, line, expiresAt: this.#sameLife(old) },
+        { label, scopes: scopes as Scope[], owner, author: old.authorId, line, expiresAt: this.#sameLife(old) },
         by,
       );
       const until = await this.#expire(em, notify, old, overlapSeconds);

@@ -131,6 +131,7 @@ export function keysRouter(keys: Keys) {
             scopes: input.scopes,
             expiresAt: input.expires_at ? new Date(input.expires_at) : undefined,
             owner: ownerOf(ctx.principal),
+            author: ctx.principal.kind === 'api_key' ? ctx.principal.authorId : undefined,
           },
           doerOf(ctx),
         );

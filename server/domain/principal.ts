@@ -20,6 +20,8 @@ export type Principal =
       readonly scopes: readonly Scope[];
       /** The person who made the key; null for keys made by an operator. */
       readonly ownerId: string | null;
+      /** The person who counts as the author of what is written with a key of nobody: see authorOf. */
+      readonly authorId?: string | undefined;
     }
   | {
       readonly kind: 'session';
@@ -134,4 +136,12 @@ export function personOf(principal: Principal): string {
   // a token lives for minutes, so the trust itself is the author
   if (principal.kind === 'workload_token') return principal.trustId;
   return ownerOf(principal) ?? principal.id;
+}
+
+/**
+ * Who counts as the author of what the principal writes. The key of the first start belongs to nobody and ends with nobody, but
+ * the first admin holds it: what is written with it, or with a key made with it, is theirs, and another person approves it.
+ */
+export function authorOf(principal: Principal): string {
+  return (principal.kind === 'api_key' && principal.authorId) || personOf(principal);
 }

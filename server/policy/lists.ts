@@ -99,7 +99,7 @@ export class Lists {
         hash,
         added,
         removed,
-        authorId: by.person,
+        authorId: by.author ?? by.person,
         createdAt: now,
         decidedBy: null,
         decidedAt: null,

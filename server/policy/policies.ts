@@ -127,7 +127,7 @@ export class Policies {
     const tests = input.tests_source ?? null;
     const compiled = await this.#compile(tenantId, id, input.dsl_source, tests);
     return this.#db.transaction(tenantId, async (em, notify) => {
-      const [snapshot, effects] = createPolicy(by.person);
+      const [snapshot, effects] = createPolicy(by.author ?? by.person);
       const policy = em.create(Policy, {
         tenantId,
         id,
@@ -416,7 +416,7 @@ export class Policies {
       squeezedHash: squeezedHash(source),
       statementCount: compiled.statements.length,
       lists: compiled.lists,
-      authorId: by.person,
+      authorId: by.author ?? by.person,
       authors,
       change,
       rolledBackFrom,
@@ -505,7 +505,12 @@ export class Policies {
       if (applied) await assertApplied(em, id, applied.comment, old, { source: text.source, tests });
       const found = await writersOf(em, policy, old, { source: text.source, tests }, target);
       const writers = suggester === undefined ? found : [suggester, ...found];
-      const event: PolicyEvent = { type: change.type, writers, ...circumstancesOf(by, rules) };
+      const event: PolicyEvent = {
+        type: change.type,
+        writers,
+        ...circumstancesOf(by, rules),
+        actor: by.author ?? by.person,
+      };
       const authors = authorsWith(policy.machineContext, event);
       const [effects, taken] = step(policy, event);
       const now = new Date(this.#clock.now());

@@ -2,7 +2,7 @@ import type { QBFilterQuery } from '@mikro-orm/postgresql';
 import { Policy, PolicyRevision, type PolicyRevisionRow, type PolicyRow } from '../../db/entities/index.ts';
 import type { Asker, Database } from '../../db/index.ts';
 import { type PolicyEvent, type PolicyState, policyRefusal } from '../../machines/policy.ts';
-import { hasRole, type Principal, personOf } from '../domain/principal.ts';
+import { authorOf, hasRole, type Principal, personOf } from '../domain/principal.ts';
 import type { Source } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
 import type { CustomActionTypes } from './language/schema.ts';
@@ -10,6 +10,8 @@ import type { CustomActionTypes } from './language/schema.ts';
 /** The person who counts as author or approver of a change, and their rights. */
 export interface Who {
   person: string;
+  /** Who counts as the author of what they write, if it is not the person: see authorOf. */
+  author?: string;
   /** A signed-in person, not a key. */
   signedIn: boolean;
   admin: boolean;
@@ -21,6 +23,7 @@ export function whoOf(principal: Principal): Who {
   const signedIn = principal.kind === 'session';
   return {
     person: personOf(principal),
+    author: authorOf(principal),
     signedIn,
     admin: signedIn && hasRole(principal.roles, 'admin'),
     asks: principal.kind === 'workload_token' && principal.scopes.includes('policies:submit'),

@@ -2,8 +2,9 @@ import { existsSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { beforeAll, expect, test } from 'vitest';
 import { OPERATOR } from '../../server/domain/audit.ts';
+import { sql } from '../helpers/api.ts';
 import { useDns } from '../helpers/dns.ts';
-import { HostileProvider } from '../helpers/hostile-provider.ts';
+import { CLIENT, HostileProvider } from '../helpers/hostile-provider.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 
 /*
@@ -99,6 +100,43 @@ test('policies', async () => {
   expect(await reasonOf('policy.revoked')).toBe('none was given');
 });
 
+test('what is written with the key of the first start is the first admin’s', async () => {
+  const own = await server.tenant();
+  const { userId } = own.admin;
+  const person = await own.enter(userId);
+  const made = await server.call<{ key: string }>(201, 'POST /v1/keys', own.operatorKey, {
+    label: 'x',
+    scopes: ['admin'],
+  });
+  await own.set({ approval_required: true });
+  const [editor, other] = [await own.person('author'), await own.person('approver')];
+  const wrote = (who: Credential, id: string) =>
+    server.call<{ author_id: string }>(201, 'POST /v1/policies', who, { id, dsl_source: TEXT });
+  for (const [id, who] of Object.entries({ own: own.operatorKey, child: { key: made.body.key } })) {
+    await wrote(who, id);
+    expect((await server.call(200, `GET /v1/policies/${id}`, who)).body).toMatchObject({
+      ...{ author_id: userId, versions: [{ author_id: userId }] },
+    });
+    await server.call(200, `POST /v1/policies/${id}/submit`, editor, {});
+    // the four eyes are two people’s
+    expect((await server.call(403, `POST /v1/policies/${id}/approve`, person, { version: 1 })).body.code).toBe(
+      'SELF_APPROVAL',
+    );
+    await server.call(200, `POST /v1/policies/${id}/approve`, other, { version: 1 });
+    await server.call(200, `PUT /v1/policies/${id}`, who, { dsl_source: OTHER });
+    expect((await server.call(200, `GET /v1/policies/${id}`, who)).body).toMatchObject({ author_id: userId });
+  }
+  // the key itself belongs to nobody, as before, and outlives the person
+  const { body } = await server.call<{ keys: { created_by: string | null }[] }>(200, 'GET /v1/keys', own.operatorKey);
+  expect(body.keys.filter(({ created_by }) => created_by === null)).toHaveLength(2);
+  await server.call(204, `DELETE /v1/team/${userId}`, await own.person('admin'));
+  await wrote(own.operatorKey, 'later');
+  const { id: key } = (
+    await server.call<{ keys: { id: string; label: string }[] }>(200, 'GET /v1/keys', own.operatorKey)
+  ).body.keys.find(({ label }) => label === 'first admin key')!;
+  expect((await server.call(200, 'GET /v1/policies/later', own.operatorKey)).body).toMatchObject({ author_id: key });
+});
+
 test('keys', async () => {
   await send('GET /v1/keys', 200, admin);
   const { id } = await send('POST /v1/keys', 201, admin, {}, { label: 'leaked', scopes: ['proxy'] });
@@ -165,9 +203,24 @@ test('events, evidence and the audit log', async () => {
     { purpose: 'audit', sequence_id: 's-1' },
   );
   await send('GET /v1/forensics/packages', 200, viewer);
-  await send('GET /v1/forensics/packages/{id}/download', 200, admin, { id });
-  await send('GET /v1/audit', 200, viewer);
   await send('GET /v1/audit/verify', 200, viewer);
+  // a signed-in user, whatever their roles
+  const member = await tenant.person('viewer');
+  await server.call(200, `DELETE /v1/users/${member.userId}/roles/viewer`, admin);
+  await send('POST /v1/forensics/export', 201, member, {}, window);
+  await send('GET /v1/forensics/packages/{id}/download', 200, member, { id });
+  await send('GET /v1/audit', 200, member);
+  await send('GET /v1/forensics/packages', 403, member);
+});
+
+test('verification names where tampering starts, also where the newest records are gone', async () => {
+  const cut = await server.tenant();
+  const events = [1, 2, 3].map((n) => ({ ...EVENT, event_id: `cut-${n}` }));
+  await server.call(202, 'POST /v1/events/ingest', await cut.key('proxy'), { events });
+  await sql(server, 'delete from forensic_record where tenant_id = $1 and seq > 3', [cut.id]);
+  expect((await server.call(200, 'GET /v1/forensics/verify', cut.admin)).body).toMatchObject({
+    ...{ verified: false, linear: false, first_mismatch_id: 'cut-2', first_mismatch_seq: 4 },
+  });
 });
 
 test('an agent', async () => {
@@ -219,7 +272,7 @@ test('people', async () => {
 });
 
 test('single sign-on', async () => {
-  const input = { issuer_url: provider.issuer, client_id: 'svc', client_secret: 'a secret' };
+  const input = { issuer_url: provider.issuer, ...CLIENT };
   await send('PUT /v1/settings/sso', 200, admin, {}, input);
   const { domain_records } = await send('POST /v1/settings/sso/domains', 201, admin, {}, { domain: 'spec.example' });
   const verify = 'POST /v1/settings/sso/domains/{domain}/verify';

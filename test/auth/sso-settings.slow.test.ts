@@ -519,7 +519,9 @@ describe('the session cookie on https', () => {
     // signing in beside a planted session starts another one, and leaves the planted one what it was: the attacker's
     const tenant = await open.tenant();
     const token = await open.core.links.create(tenant.id, tenant.admin.userId, 600, { actor: OPERATOR });
-    const { headers } = await open.call(302, `GET /auth/magic-link/verify?token=${token}`, { cookie: planted.session });
+    const { headers } = await open.call(302, `GET /auth/magic-link/verify?token=${token}`, {
+      ...{ cookie: planted.session, headers: ways[2]! },
+    });
     const [own, proof] = headers.getSetCookie().map((line) => line.split(';')[0]!);
     expect(own).not.toBe(planted.session);
     expect(await seen(200, `${planted.session}; ${own}; ${proof}`)).toBe(tenant.admin.userId);

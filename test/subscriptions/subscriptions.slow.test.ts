@@ -9,7 +9,6 @@ import { EVENT_TYPES } from '../../server/domain/events.ts';
 import { firstId } from '../../server/lib/ids.ts';
 import { Deliveries } from '../../server/subscriptions/deliveries.ts';
 import { MOST_PAUSED } from '../../server/subscriptions/fan-out.ts';
-import { forgetDeliveries } from '../../server/subscriptions/retention.ts';
 import { Resends } from '../../server/subscriptions/resends.ts';
 import { deploy, GUARD, sql } from '../helpers/api.ts';
 import { mailsSent, mailsTo } from '../helpers/mail.ts';
@@ -837,9 +836,13 @@ describe('a paused subscription', () => {
     await pause({ active: true });
     expect((await deliveries(id)).deliveries[0]).toMatchObject({ status: 'failed', failure_reason: ended });
     // and what was left by a server that died while it paused
-    await sql(server, `update delivery set status = 'retrying' where lane_id = $1 and status = 'failed'`, [id]);
+    await sql(
+      server,
+      `update delivery set status = 'retrying', next_attempt_at = now() where lane_id = $1 and status = 'failed'`,
+      [id],
+    );
     await sql(server, 'update subscription set active = false, queues_since = null where id = $1', [id]);
-    await forgetDeliveries(server.core, server.clock.now());
+    await server.core.deliverer.forget();
     expect((await states(id)).map(({ status }) => status)).toEqual(['delivered', 'failed']);
     expect(receiver.received).toHaveLength(1);
   });
