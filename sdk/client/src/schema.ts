@@ -6165,7 +6165,9 @@ export interface components {
                 accepted_at: string;
                 reason: string;
             }[];
+            /** @description where tampering starts: the record there now or, where the end is missing, the last record */
             first_mismatch_id?: string;
+            /** @description its position or, where the end is missing, that of the first missing one */
             first_mismatch_seq?: number;
             reason?: string;
         };
