@@ -57,7 +57,7 @@ describe('routes', () => {
   test('in the document all exist', async () => {
     for (const { line, method } of operations) {
       const [, path] = fill(line).split(' ');
-      const { text, type } = await fetch(server.url + path, { method }).then(async (response) => ({
+      const { text, type } = await fetch(server.url + path, { method, redirect: 'manual' }).then(async (response) => ({
         text: await response.text(),
         type: response.headers.get('content-type'),
       }));

@@ -56,7 +56,7 @@ test('a question has a name of its own, in one visible line, and a bounded reque
   await save(409, 'a');
   for (const name of ['', ' b', 'b\nc', 'b\u202ec', 'b\u200bc', 'x'.repeat(61)]) await save(400, name);
   await save(400, 'large', { arguments: { text: 'x'.repeat(17_000) } });
-  await save(400, 'wrong', { agent_id: 'not an id' });
+  await save(400, 'wrong', { agent_id: 'x'.repeat(201) });
   const race = await Promise.all(
     Array.from({ length: 4 }, () =>
       fetch(`${server.url}/v1/questions`, {

@@ -7068,9 +7068,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-t8v1u7",
+                     *       "tenant_id": "t1-tl6p5r",
                      *       "user": {
-                     *         "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *         "id": "usr_01m8hxxwqsex3c3am52ypygbkf",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -7165,14 +7165,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8hg8kth7kmgv3bbhdfqy89a",
+                     *           "id": "ses_01m8hxxx2p7p4z402pr37yeg0n",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T16:36:54.737Z",
-                     *           "last_seen_at": "2026-11-28T16:36:54.737Z",
-                     *           "expires_at": "2026-11-29T16:36:54.737Z"
+                     *           "created_at": "2026-11-28T20:35:43.830Z",
+                     *           "last_seen_at": "2026-11-28T20:35:43.830Z",
+                     *           "expires_at": "2026-11-29T20:35:43.830Z"
                      *         }
                      *       ]
                      *     }
@@ -7282,14 +7282,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8hg8kth7kmgv3bbhdfqy89a",
+                     *           "id": "ses_01m8hxxx2p7p4z402pr37yeg0n",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T16:36:54.737Z",
-                     *           "last_seen_at": "2026-11-28T16:36:54.737Z",
-                     *           "expires_at": "2026-11-29T16:36:54.737Z"
+                     *           "created_at": "2026-11-28T20:35:43.830Z",
+                     *           "last_seen_at": "2026-11-28T20:35:43.830Z",
+                     *           "expires_at": "2026-11-29T20:35:43.830Z"
                      *         }
                      *       ]
                      *     }
@@ -7408,7 +7408,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -7416,13 +7416,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T16:36:54.221Z",
+                     *           "created_at": "2026-11-28T20:35:42.910Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "id": "usr_01m8hxxwqsex3c3am52ypygbkf",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -7430,8 +7430,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T16:36:54.628Z",
-                     *           "last_login": "2026-11-28T16:36:54.737Z",
+                     *           "created_at": "2026-11-28T20:35:43.481Z",
+                     *           "last_login": "2026-11-28T20:35:43.830Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -7480,7 +7480,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *       "id": "usr_01m8hxxwqsex3c3am52ypygbkf",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -7488,8 +7488,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-28T16:36:54.628Z",
-                     *       "last_login": "2026-11-28T16:36:54.737Z",
+                     *       "created_at": "2026-11-28T20:35:43.481Z",
+                     *       "last_login": "2026-11-28T20:35:43.830Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -7661,14 +7661,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m8hg8sb1wtvqd6g30efhx1q6",
+                     *           "id": "inv_01m8hxy1n5rapse6k5zjn2zy4v",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-28T16:37:00.385Z",
-                     *           "sent_at": "2026-11-28T16:37:00.385Z",
-                     *           "expires_at": "2026-12-05T16:37:00.385Z"
+                     *           "created_at": "2026-11-28T20:35:48.517Z",
+                     *           "sent_at": "2026-11-28T20:35:48.517Z",
+                     *           "expires_at": "2026-12-05T20:35:48.517Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -7940,25 +7940,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m8hg8rrsse3fbgdy7zt9b3ny",
+                     *           "id": "key_01m8hxy15g2ebeh4884e44e0sh",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
-                     *           "created_at": "2026-11-28T16:36:59.806Z"
+                     *           "created_by": "usr_01m8hxxwqsex3c3am52ypygbkf",
+                     *           "created_at": "2026-11-28T20:35:48.016Z"
                      *         },
                      *         {
-                     *           "id": "key_01m8hg8kps54d48148g14a4y3t",
+                     *           "id": "key_01m8hxxwpq81da1zewxwnkgjzp",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *           "created_at": "2026-11-28T16:36:54.618Z",
-                     *           "last_used_at": "2026-11-28T16:36:55.032Z"
+                     *           "created_by": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *           "created_at": "2026-11-28T20:35:43.448Z",
+                     *           "last_used_at": "2026-11-28T20:35:44.338Z"
                      *         }
                      *       ]
                      *     }
@@ -8015,14 +8015,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m8hg98tw09tyw4ay3749wcq1",
+                     *       "id": "key_01m8hxy6qjj7bm13arextydf4v",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-28T16:37:16.255Z"
+                     *       "created_at": "2026-11-28T20:35:53.714Z"
                      *     }
                      */
                     "application/json": {
@@ -8171,24 +8171,24 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8hg8rv9syaz83p1paq51hrh",
+                     *           "id": "agk_01m8hxy172nnhp9fhv4ydc4pjc",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "owner_id": "usr_01m8hxxwqsex3c3am52ypygbkf",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T16:36:59.883Z",
+                     *           "created_at": "2026-11-28T20:35:48.072Z",
                      *           "last_used_by": null
                      *         },
                      *         {
-                     *           "id": "agk_01m8hg8kxtrmkakt106bs3f4nk",
+                     *           "id": "agk_01m8hxxx90srcxms9pcn45a579",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "owner_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T16:36:54.847Z",
-                     *           "last_used_at": "2026-11-28T16:36:57.201Z",
+                     *           "created_at": "2026-11-28T20:35:44.037Z",
+                     *           "last_used_at": "2026-11-28T20:35:46.609Z",
                      *           "last_used_by": null
                      *         }
                      *       ]
@@ -8247,13 +8247,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m8hg98ywcjxxv2smvnyqy8dx",
+                     *       "id": "agk_01m8hxy6qszvjgptv8a1s2z0pq",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *       "created_at": "2026-11-28T16:37:16.387Z"
+                     *       "owner_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *       "created_at": "2026-11-28T20:35:53.722Z"
                      *     }
                      */
                     "application/json": {
@@ -8401,7 +8401,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-t8v1u7",
+                     *       "audience": "https://control.example/tenants/t1-tl6p5r",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -8417,7 +8417,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-28T16:37:01.009Z",
+                     *           "created_at": "2026-11-28T20:35:48.731Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -8558,25 +8558,25 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "id": "usr_01m8hxxwqsex3c3am52ypygbkf",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
                      *       ],
                      *       "keys": [
                      *         {
-                     *           "id": "agk_01m8hg8rv9syaz83p1paq51hrh",
+                     *           "id": "agk_01m8hxy172nnhp9fhv4ydc4pjc",
                      *           "kind": "agent_key",
                      *           "name": "agent-2",
                      *           "ended": false
                      *         },
                      *         {
-                     *           "id": "key_01m8hg8rrsse3fbgdy7zt9b3ny",
+                     *           "id": "key_01m8hxy15g2ebeh4884e44e0sh",
                      *           "kind": "api_key",
                      *           "name": "k",
                      *           "ended": false
@@ -8821,11 +8821,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m8hg8srnabkeevmr9j2d9wpp",
+                     *           "id": "stc_01m8hxy1t82m6w46mqtynv4wv2",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
-                     *           "created_at": "2026-11-28T16:37:00.821Z",
+                     *           "proposed_by": "usr_01m8hxxwqsex3c3am52ypygbkf",
+                     *           "created_at": "2026-11-28T20:35:48.680Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -8980,7 +8980,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-t8v1u7"
+                     *       "redirect_uri": "https://control.example/auth/callback"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -9487,9 +9487,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *           "created_at": "2026-11-28T16:36:55.039Z",
-                     *           "updated_at": "2026-11-28T16:37:01.603Z",
+                     *           "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *           "created_at": "2026-11-28T20:35:44.359Z",
+                     *           "updated_at": "2026-11-28T20:35:49.070Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -9584,9 +9584,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *       "created_at": "2026-11-28T16:37:15.058Z",
-                     *       "updated_at": "2026-11-28T16:37:15.058Z",
+                     *       "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *       "created_at": "2026-11-28T20:35:53.600Z",
+                     *       "updated_at": "2026-11-28T20:35:53.600Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -10127,9 +10127,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *       "created_at": "2026-11-28T16:36:55.039Z",
-                     *       "updated_at": "2026-11-28T16:37:01.603Z",
+                     *       "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *       "created_at": "2026-11-28T20:35:44.359Z",
+                     *       "updated_at": "2026-11-28T20:35:49.070Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -10137,28 +10137,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *           "created_at": "2026-11-28T16:37:01.603Z",
+                     *           "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *           "created_at": "2026-11-28T20:35:49.070Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *           "created_at": "2026-11-28T16:36:55.039Z",
+                     *           "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *           "created_at": "2026-11-28T20:35:44.359Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *             "decided_at": "2026-11-28T16:36:56.969Z"
+                     *             "decided_by": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *             "decided_at": "2026-11-28T20:35:46.521Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *               "decided_at": "2026-11-28T16:36:56.969Z"
+                     *               "decided_by": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *               "decided_at": "2026-11-28T20:35:46.521Z"
                      *             }
                      *           ]
                      *         }
@@ -10341,9 +10341,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *       "created_at": "2026-11-28T16:36:55.039Z",
-                     *       "updated_at": "2026-11-28T16:37:15.759Z",
+                     *       "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *       "created_at": "2026-11-28T20:35:44.359Z",
+                     *       "updated_at": "2026-11-28T20:35:53.682Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -10775,20 +10775,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *       "created_at": "2026-11-28T16:36:55.039Z",
+                     *       "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *       "created_at": "2026-11-28T20:35:44.359Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *         "decided_at": "2026-11-28T16:36:56.969Z"
+                     *         "decided_by": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *         "decided_at": "2026-11-28T20:35:46.521Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *           "decided_at": "2026-11-28T16:36:56.969Z"
+                     *           "decided_by": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *           "decided_at": "2026-11-28T20:35:46.521Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -11327,7 +11327,7 @@ export interface operations {
                      * @example {
                      *       "questions": [
                      *         {
-                     *           "id": "qst_01m8hg8t6yywjbb8xmg5pgd0pm",
+                     *           "id": "qst_01m8hxy1ywjd2q0vxp6y69fkz3",
                      *           "name": "kept",
                      *           "request": {
                      *             "agent_id": "agent-1",
@@ -11335,8 +11335,8 @@ export interface operations {
                      *             "action_type": "tool_call",
                      *             "tool_name": "read"
                      *           },
-                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
-                     *           "created_at": "2026-11-28T16:37:01.278Z"
+                     *           "created_by": "usr_01m8hxxwqsex3c3am52ypygbkf",
+                     *           "created_at": "2026-11-28T20:35:48.828Z"
                      *         }
                      *       ]
                      *     }
@@ -11509,7 +11509,7 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T16:37:01.603Z",
+                     *           "written_at": "2026-11-28T20:35:49.070Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -11562,12 +11562,12 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T16:37:01.603Z"
+                     *           "written_at": "2026-11-28T20:35:49.070Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-29T16:37:04.674Z",
+                     *       "since": "2026-10-29T20:35:50.119Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -11756,16 +11756,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-29T16:37:00.630Z",
-                     *         "to": "2026-11-28T16:37:00.630Z"
+                     *         "from": "2026-10-29T20:35:48.634Z",
+                     *         "to": "2026-11-28T20:35:48.634Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-28T16:37:00.630Z",
+                     *       "created_at": "2026-11-28T20:35:48.634Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-28T16:37:00.630Z",
+                     *       "finished_at": "2026-11-28T20:35:48.634Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -11924,16 +11924,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-29T16:37:00.630Z",
-                     *             "to": "2026-11-28T16:37:00.630Z"
+                     *             "from": "2026-10-29T20:35:48.634Z",
+                     *             "to": "2026-11-28T20:35:48.634Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-28T16:37:00.630Z",
+                     *           "created_at": "2026-11-28T20:35:48.634Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-28T16:37:00.630Z",
+                     *           "finished_at": "2026-11-28T20:35:48.634Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -12025,8 +12025,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *             "created_at": "2026-11-28T16:36:59.419Z",
+                     *             "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *             "created_at": "2026-11-28T20:35:47.837Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -12087,8 +12087,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *         "created_at": "2026-11-28T16:36:59.419Z",
+                     *         "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *         "created_at": "2026-11-28T20:35:47.837Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -12103,8 +12103,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *           "created_at": "2026-11-28T16:36:59.419Z",
+                     *           "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *           "created_at": "2026-11-28T20:35:47.837Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12117,8 +12117,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *           "created_at": "2026-11-28T16:36:58.955Z",
+                     *           "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *           "created_at": "2026-11-28T20:35:47.644Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12549,10 +12549,10 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m8hg8kps54d48148g14a4y3t",
-                     *           "first_seen_at": "2026-11-28T16:37:01.415Z",
-                     *           "last_seen_at": "2026-11-28T16:37:01.415Z",
-                     *           "stale": false,
+                     *           "key_id": "key_01m8hxxwpq81da1zewxwnkgjzp",
+                     *           "first_seen_at": "2026-11-28T20:35:48.993Z",
+                     *           "last_seen_at": "2026-11-28T20:35:48.993Z",
+                     *           "state": "alive",
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
                      *         }
@@ -12626,7 +12626,7 @@ export interface operations {
                      *           "bundle_hash": null,
                      *           "bundle_seq": null,
                      *           "built_at": null,
-                     *           "since": "2026-11-28T16:37:01.398Z",
+                     *           "since": "2026-11-28T20:35:48.963Z",
                      *           "until": null,
                      *           "lag_seconds": null,
                      *           "change": null
@@ -12707,18 +12707,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8hg8kxtrmkakt106bs3f4nk",
-                     *           "key_hash": "sha256:bed0e26f37dbaf0842a6c47b363afe5cd71f6cfc7d3496afcf6a94c38a3d552f",
+                     *           "id": "agk_01m8hxxx90srcxms9pcn45a579",
+                     *           "key_hash": "sha256:63965332448741373db38452aed52f7db8a66927f94b4ad7e64007b2055a85b4",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hg8kad0009ykj550p4e31v"
+                     *           "owner_id": "usr_01m8hxxw5ye4naz048b3j6mw6m"
                      *         },
                      *         {
-                     *           "id": "agk_01m8hg8rv9syaz83p1paq51hrh",
-                     *           "key_hash": "sha256:f3dcd57e10f549cb36b1bf092f552521701d49370877e7fef9119f8ffcb4791a",
+                     *           "id": "agk_01m8hxy172nnhp9fhv4ydc4pjc",
+                     *           "key_hash": "sha256:a9215b58c6bf72dd57b8ded3075497cc9829ed21eb64e9ed3f2ac7faa4b24404",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hg8kq42677kk6qh1ga73tw"
+                     *           "owner_id": "usr_01m8hxxwqsex3c3am52ypygbkf"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -12869,8 +12869,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-28T16:36:58.557Z",
-                     *           "last_seen": "2026-11-28T16:36:58.557Z"
+                     *           "first_seen": "2026-11-28T20:35:47.462Z",
+                     *           "last_seen": "2026-11-28T20:35:47.462Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -12967,8 +12967,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-28T16:36:58.557Z",
-                     *       "last_seen": "2026-11-28T16:36:58.557Z",
+                     *       "first_seen": "2026-11-28T20:35:47.462Z",
+                     *       "last_seen": "2026-11-28T20:35:47.462Z",
                      *       "owner_id": null,
                      *       "approved": null,
                      *       "shown": {
@@ -13000,9 +13000,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-28T16:36:58.557Z",
-                     *           "last_seen": "2026-11-28T16:36:58.557Z",
-                     *           "reported_by": "key_01m8hg8kps54d48148g14a4y3t",
+                     *           "first_seen": "2026-11-28T20:35:47.462Z",
+                     *           "last_seen": "2026-11-28T20:35:47.462Z",
+                     *           "reported_by": "key_01m8hxxwpq81da1zewxwnkgjzp",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -13322,8 +13322,8 @@ export interface operations {
                      *           "trust": null,
                      *           "check_arguments": false,
                      *           "owner_id": null,
-                     *           "first_seen": "2026-11-28T16:36:58.557Z",
-                     *           "last_seen": "2026-11-28T16:36:58.557Z",
+                     *           "first_seen": "2026-11-28T20:35:47.462Z",
+                     *           "last_seen": "2026-11-28T20:35:47.462Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -13448,7 +13448,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-28T16:37:01.380Z",
+                     *           "last_seen": "2026-11-28T20:35:48.931Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -13514,10 +13514,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-28T16:37:01.380Z",
+                     *       "last_seen": "2026-11-28T20:35:48.931Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m8hg8kad0009ykj550p4e31v"
+                     *         "usr_01m8hxxw5ye4naz048b3j6mw6m"
                      *       ]
                      *     }
                      */
@@ -13622,11 +13622,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
+                     *           "id": "esc_01m8hxy06grwkz97624yh929mk",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m8hg8kxtrmkakt106bs3f4nk",
+                     *           "opened_by": "agk_01m8hxxx90srcxms9pcn45a579",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -13648,8 +13648,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-28T17:36:58.011Z",
-                     *           "created_at": "2026-11-28T16:36:58.011Z",
+                     *           "expires_at": "2026-11-28T21:35:47.024Z",
+                     *           "created_at": "2026-11-28T20:35:47.024Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -13663,10 +13663,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m8hg8kad0009ykj550p4e31v"
+                     *             "usr_01m8hxxw5ye4naz048b3j6mw6m"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:0070fbc9665f822dcc1313753381cddcdb2e440c2feccb166d2888dd3cabcacb"
+                     *           "shown_hash": "sha256:05637b0b77d0d6950af075788b0c0fd3bac8501137c234cc7914522859caec5e"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -13847,7 +13847,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-28T17:36:58.011Z"
+                     *           "next_expires_at": "2026-11-28T21:35:47.024Z"
                      *         }
                      *       ]
                      *     }
@@ -14035,7 +14035,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T16:37:08.133Z",
+                     *       "since": "2026-11-27T20:35:50.975Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -14091,11 +14091,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
+                     *       "id": "esc_01m8hxy06grwkz97624yh929mk",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m8hg8kxtrmkakt106bs3f4nk",
+                     *       "opened_by": "agk_01m8hxxx90srcxms9pcn45a579",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -14117,8 +14117,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-28T17:36:58.011Z",
-                     *       "created_at": "2026-11-28T16:36:58.011Z",
+                     *       "expires_at": "2026-11-28T21:35:47.024Z",
+                     *       "created_at": "2026-11-28T20:35:47.024Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -14132,10 +14132,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m8hg8kad0009ykj550p4e31v"
+                     *         "usr_01m8hxxw5ye4naz048b3j6mw6m"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:0070fbc9665f822dcc1313753381cddcdb2e440c2feccb166d2888dd3cabcacb"
+                     *       "shown_hash": "sha256:05637b0b77d0d6950af075788b0c0fd3bac8501137c234cc7914522859caec5e"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -14425,6 +14425,13 @@ export interface operations {
         };
         requestBody: {
             content: {
+                /**
+                 * @example {
+                 *       "condition_id": "kyc",
+                 *       "satisfied": true,
+                 *       "evidence": "case 7"
+                 *     }
+                 */
                 "application/json": {
                     condition_id: string;
                     satisfied: boolean;
@@ -14535,15 +14542,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m8hg8szgk56j1hg4ntnaah37",
+                     *           "id": "stp_01m8hxy1vzj28ccgbkbhg7q11v",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
-                     *           "created_at": "2026-11-28T16:37:01.076Z",
+                     *           "created_by": "usr_01m8hxxwqsex3c3am52ypygbkf",
+                     *           "created_at": "2026-11-28T20:35:48.738Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -14671,15 +14678,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m8hg8szgk56j1hg4ntnaah37",
+                     *       "id": "stp_01m8hxy1vzj28ccgbkbhg7q11v",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
-                     *       "created_at": "2026-11-28T16:37:01.076Z",
+                     *       "created_by": "usr_01m8hxxwqsex3c3am52ypygbkf",
+                     *       "created_at": "2026-11-28T20:35:48.738Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -14690,7 +14697,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-28T16:37:01.415Z"
+                     *             "last_seen_at": "2026-11-28T20:35:48.993Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -14786,7 +14793,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8hg8sere65vgwfs26dk528t",
+                     *           "id": "sub_01m8hxy1pk3mq2mnf97y1mrq7p",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -14797,8 +14804,8 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-28T16:37:00.504Z",
-                     *           "updated_at": "2026-11-28T16:37:00.504Z"
+                     *           "created_at": "2026-11-28T20:35:48.563Z",
+                     *           "updated_at": "2026-11-28T20:35:48.563Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -14917,7 +14924,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m8hg8sere65vgwfs26dk528t",
+                     *       "id": "sub_01m8hxy1pk3mq2mnf97y1mrq7p",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -14928,8 +14935,8 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-28T16:37:00.504Z",
-                     *       "updated_at": "2026-11-28T16:37:00.504Z"
+                     *       "created_at": "2026-11-28T20:35:48.563Z",
+                     *       "updated_at": "2026-11-28T20:35:48.563Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -15199,12 +15206,12 @@ export interface operations {
                      *         "x-svc-event": "escrow.created",
                      *         "x-svc-delivery": "dlv_example",
                      *         "x-svc-test": "true",
-                     *         "x-svc-signature": "t=1795883828,v1=da8ce5aafd21446f7d5635d30bcdf6ec247ed4405683576f42f3bbe27d9b053c",
+                     *         "x-svc-signature": "t=1795898151,v1=249c0b58af4ccb2af7d296f60b7d01c8a734511614e9ba1898944607612c21e2",
                      *         "webhook-id": "oev_example",
-                     *         "webhook-timestamp": "1795883828",
-                     *         "webhook-signature": "v1,IwolUAvoYbWKk+hKy8kZgDbmxTDy16IU6QVGLskpiYI="
+                     *         "webhook-timestamp": "1795898151",
+                     *         "webhook-signature": "v1,YJ2Sx/2IoqEg6xUeEVCJVGegnQrM5o2sWJP6dtyKxn4="
                      *       },
-                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-t8v1u7\",\"test\":true,\"created_at\":\"2026-11-28T16:37:08.973Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T17:37:08.973Z\",\"notify_targets\":[]}",
+                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-tl6p5r\",\"test\":true,\"created_at\":\"2026-11-28T20:35:51.196Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T21:35:51.196Z\",\"notify_targets\":[]}",
                      *       "secret": "whsec_YW4gZXhhbXBsZSB0aGF0IGV2ZXJ5Ym9keSBrbm93cw=="
                      *     }
                      */
@@ -15308,8 +15315,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T16:37:09.163Z",
-                     *       "until": "2026-11-28T16:37:09.163Z",
+                     *       "since": "2026-11-27T20:35:51.217Z",
+                     *       "until": "2026-11-28T20:35:51.217Z",
                      *       "bucket_seconds": 3600,
                      *       "complete_since": null,
                      *       "delivered": 0,
@@ -15320,7 +15327,7 @@ export interface operations {
                      *       "p95_ms": null,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-27T16:00:00.000Z",
+                     *           "at": "2026-11-27T20:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15329,7 +15336,7 @@ export interface operations {
                      *           "p95_ms": null
                      *         },
                      *         {
-                     *           "at": "2026-11-27T17:00:00.000Z",
+                     *           "at": "2026-11-27T21:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15384,8 +15391,8 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_3dk528t",
-                     *           "subscription_id": "sub_01m8hg8sere65vgwfs26dk528t",
+                     *           "id": "dlv_31mrq7p",
+                     *           "subscription_id": "sub_01m8hxy1pk3mq2mnf97y1mrq7p",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "test": false,
@@ -15395,7 +15402,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-28T16:37:01.363Z",
+                     *           "created_at": "2026-11-28T20:35:48.915Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -15445,8 +15452,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_3dk528t",
-                     *       "subscription_id": "sub_01m8hg8sere65vgwfs26dk528t",
+                     *       "id": "dlv_31mrq7p",
+                     *       "subscription_id": "sub_01m8hxy1pk3mq2mnf97y1mrq7p",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "test": false,
@@ -15456,7 +15463,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-28T16:37:01.363Z",
+                     *       "created_at": "2026-11-28T20:35:48.915Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -15572,7 +15579,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8hg8sere65vgwfs26dk528t",
+                     *           "id": "sub_01m8hxy1pk3mq2mnf97y1mrq7p",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -15833,13 +15840,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8hg99a7rdnx17gf3fs8zgzj",
+                     *       "event_id": "evt_01m8hxy6r90zdmgd0cwxzdyjxy",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:67bbe7313efa56c092b0d9ed4bc862bb54f940ac750adfd2e2fbb350d8036478",
+                     *       "bundle_hash": "sha256:b19fda9ecf8a0b49302fdcf0c90f1738879e7e2aac29ef6d121a4123a7b52990",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 371555
+                     *       "evaluation_us": 121855
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -15978,13 +15985,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8hg9a3j43brymp4th7vp907",
+                     *       "event_id": "evt_01m8hxy6x8msqg1x9ng35fjbn7",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:67bbe7313efa56c092b0d9ed4bc862bb54f940ac750adfd2e2fbb350d8036478",
+                     *       "bundle_hash": "sha256:b19fda9ecf8a0b49302fdcf0c90f1738879e7e2aac29ef6d121a4123a7b52990",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 1244
+                     *       "evaluation_us": 235
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16122,11 +16129,11 @@ export interface operations {
                     /**
                      * @example {
                      *       "session_id": "session-1",
-                     *       "first_at": "2026-11-28T16:37:01.380Z",
-                     *       "last_at": "2026-11-28T16:37:01.380Z",
+                     *       "first_at": "2026-11-28T20:35:48.931Z",
+                     *       "last_at": "2026-11-28T20:35:48.931Z",
                      *       "entries": [
                      *         {
-                     *           "id": "event-18705-4",
+                     *           "id": "event-4212-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16139,11 +16146,11 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T16:37:01.380Z",
+                     *           "created_at": "2026-11-28T20:35:48.931Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         },
                      *         {
-                     *           "id": "event-18705-5",
+                     *           "id": "event-4212-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16156,7 +16163,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T16:37:01.380Z",
+                     *           "created_at": "2026-11-28T20:35:48.931Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         }
                      *       ],
@@ -16231,7 +16238,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-18705-5",
+                     *           "id": "event-4212-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16244,10 +16251,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T16:37:01.380Z"
+                     *           "created_at": "2026-11-28T20:35:48.931Z"
                      *         },
                      *         {
-                     *           "id": "event-18705-4",
+                     *           "id": "event-4212-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16260,7 +16267,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T16:37:01.380Z"
+                     *           "created_at": "2026-11-28T20:35:48.931Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -16309,12 +16316,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T16:37:10.451Z",
-                     *       "until": "2026-11-28T16:37:10.451Z",
+                     *       "since": "2026-11-27T20:35:51.652Z",
+                     *       "until": "2026-11-28T20:35:51.652Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-27T16:37:10.451Z",
+                     *           "at": "2026-11-27T20:35:51.652Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16322,7 +16329,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-27T17:37:10.451Z",
+                     *           "at": "2026-11-27T21:35:51.652Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16333,7 +16340,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-28T16:37:01.380Z"
+                     *         "at": "2026-11-28T20:35:48.931Z"
                      *       }
                      *     }
                      */
@@ -16395,8 +16402,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-28T16:36:58.420Z",
-                     *       "until": "2026-11-28T16:37:10.530Z",
+                     *       "since": "2026-11-28T20:35:47.337Z",
+                     *       "until": "2026-11-28T20:35:51.702Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -16407,7 +16414,7 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-28T16:36:58.000Z",
+                     *           "at": "2026-11-28T20:35:47.000Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16415,10 +16422,10 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-28T16:36:59.000Z",
-                     *           "allow": 0,
+                     *           "at": "2026-11-28T20:35:48.000Z",
+                     *           "allow": 1,
                      *           "allow_with_masking": 0,
-                     *           "deny": 0,
+                     *           "deny": 1,
                      *           "escrow": 0,
                      *           "rate_limited": 0
                      *         }
@@ -16555,8 +16562,8 @@ export interface operations {
                      *             "escrow": 0,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T16:37:01.380Z",
-                     *           "last_at": "2026-11-28T16:37:01.380Z"
+                     *           "first_at": "2026-11-28T20:35:48.931Z",
+                     *           "last_at": "2026-11-28T20:35:48.931Z"
                      *         },
                      *         {
                      *           "value": "pay",
@@ -16568,8 +16575,8 @@ export interface operations {
                      *             "escrow": 1,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T16:36:58.420Z",
-                     *           "last_at": "2026-11-28T16:36:58.420Z"
+                     *           "first_at": "2026-11-28T20:35:47.337Z",
+                     *           "last_at": "2026-11-28T20:35:47.337Z"
                      *         }
                      *       ],
                      *       "others": {
@@ -16612,7 +16619,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m8hg8p7wvsn9kd4evy69051v",
+                     *       "id": "evt_01m8hxxzsn0en95j83ckhbc8qc",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -16624,32 +16631,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 1100778,
-                     *       "created_at": "2026-11-28T16:36:58.420Z",
+                     *       "evaluation_us": 635923,
+                     *       "created_at": "2026-11-28T20:35:47.337Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
-                     *       "key_id": "agk_01m8hg8kxtrmkakt106bs3f4nk",
+                     *       "escrow_id": "esc_01m8hxy06grwkz97624yh929mk",
+                     *       "key_id": "agk_01m8hxxx90srcxms9pcn45a579",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-28T16:36:57.212Z",
+                     *       "timestamp": "2026-11-28T20:35:46.613Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:a33c6ce24b8df3714a0b8a9070c3a23b2962a197cad6c4d379b3fbc2c9584fa0",
-                     *       "input_hash": "sha256:b847df235e15aa3d98e052492edd681b0385f69b7a445f9def9a54f40defc7ea",
-                     *       "action_ref": "sha256:fcc1a2f266fd022131f0e3412731abab0d0cb6600a92319e14a440e187601f35",
-                     *       "trace_id": "6aabb3568b1d340a5c3e6025f8f0ccfe",
-                     *       "span_id": "eedef9c870ba2856",
+                     *       "ask_commit": "sha256:bdd3fde7f631092bb8bcbae7f31869faf84e4bd47e2b9b59c9135fa11717c1f1",
+                     *       "input_hash": "sha256:e04bfc7c30acf526ddce0fb4c509080ff251b24f00fbb8423fd228da8d20b117",
+                     *       "action_ref": "sha256:b1f39d9f13b4810a82f21f0a62d72b288bca5ea1aa0f343aada404c93d257545",
+                     *       "trace_id": "d338d3472702337c6547fc65d7ae8de6",
+                     *       "span_id": "f54f4537a2580adf",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:bc72ce1ec868b72b7b40436d12089ed47df17e3dcca64d34930a52d470b1aac2"
+                     *         "bundle_hash": "sha256:f73da1571ea8b951b9f959cad02b88f8f65b29d46ccf0f91ec53428b79e6dccd"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "922f0200fc5921fc4134e1ce70c89cd14c293f7b0f5eb3961cebe840a737e137",
-                     *         "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
+                     *         "prev_hash": "9b2be0b04a846548ff7a878c202abaa0d15bc82062d70c0cb536bb2edaff689e",
+                     *         "hash": "5c466e81ba2108ac6932246d25cac3abc6492283257524770166effd21f2cb96",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -16690,7 +16697,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8hg8p7wvsn9kd4evy69051v",
+                     *       "event_id": "evt_01m8hxxzsn0en95j83ckhbc8qc",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -16745,13 +16752,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8hg8p7wvsn9kd4evy69051v",
+                     *       "event_id": "evt_01m8hxxzsn0en95j83ckhbc8qc",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T16:36:57.212Z",
-                     *         "owner": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *         "now": "2026-11-28T20:35:46.613Z",
+                     *         "owner": "usr_01m8hxxw5ye4naz048b3j6mw6m",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -16760,8 +16767,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T16:36:57.212Z",
-                     *         "owner": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *         "now": "2026-11-28T20:35:46.613Z",
+                     *         "owner": "usr_01m8hxxw5ye4naz048b3j6mw6m",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -17003,10 +17010,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
-                     *       "kid": "jhuqrRH5rSqyaWcZ-gLchDusVdd5FCtSWhrpVY-c8NY",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-t8v1u7/forensics\n2\nbed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01\n\n— control.test mWQQ20NFzX36ioDEh4Xtio9yBKiLdlc0iwnW545dggYUoZmImdmCDeH+fxrNeBAVKrxqfo576NOGFDPhU8W9/M1qNAA=\n",
-                     *       "created_at": "2026-11-28T16:36:59.974Z"
+                     *       "hash": "5c466e81ba2108ac6932246d25cac3abc6492283257524770166effd21f2cb96",
+                     *       "kid": "od86gwms386PVw2dUxV98Hsk58_FbyfAoljYTZmRmbk",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-tl6p5r/forensics\n2\n5c466e81ba2108ac6932246d25cac3abc6492283257524770166effd21f2cb96\n\n— control.test SBnWtPLZgEMxFjqsqtcRtMD/RnlX0ZB0eSG1L0D3dA7hknQBXSSdYgjtt39NkFu1+X9d0w++3VUbR3Om5UCgwZ6bTQE=\n",
+                     *       "created_at": "2026-11-28T20:35:48.212Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -17049,10 +17056,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
-                     *           "kid": "jhuqrRH5rSqyaWcZ-gLchDusVdd5FCtSWhrpVY-c8NY",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-t8v1u7/forensics\n2\nbed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01\n\n— control.test mWQQ20NFzX36ioDEh4Xtio9yBKiLdlc0iwnW545dggYUoZmImdmCDeH+fxrNeBAVKrxqfo576NOGFDPhU8W9/M1qNAA=\n",
-                     *           "created_at": "2026-11-28T16:36:59.974Z"
+                     *           "hash": "5c466e81ba2108ac6932246d25cac3abc6492283257524770166effd21f2cb96",
+                     *           "kid": "od86gwms386PVw2dUxV98Hsk58_FbyfAoljYTZmRmbk",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-tl6p5r/forensics\n2\n5c466e81ba2108ac6932246d25cac3abc6492283257524770166effd21f2cb96\n\n— control.test SBnWtPLZgEMxFjqsqtcRtMD/RnlX0ZB0eSG1L0D3dA7hknQBXSSdYgjtt39NkFu1+X9d0w++3VUbR3Om5UCgwZ6bTQE=\n",
+                     *           "created_at": "2026-11-28T20:35:48.212Z"
                      *         }
                      *       ]
                      *     }
@@ -17144,18 +17151,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-28T16:36:58.420Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5\",\"received_at\":\"2026-11-28T16:36:58.420Z\",\"seq\":1,\"tenant_id\":\"t1-t8v1u7\",\"v\":1}",
-                     *           "hash": "922f0200fc5921fc4134e1ce70c89cd14c293f7b0f5eb3961cebe840a737e137",
-                     *           "computed_hash": "922f0200fc5921fc4134e1ce70c89cd14c293f7b0f5eb3961cebe840a737e137"
+                     *           "received_at": "2026-11-28T20:35:47.337Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:97eaf3b0c852cb9fc1baafe542a064e2cca9b951241afe10dd14c62f137f301d\",\"received_at\":\"2026-11-28T20:35:47.337Z\",\"seq\":1,\"tenant_id\":\"t1-tl6p5r\",\"v\":1}",
+                     *           "hash": "9b2be0b04a846548ff7a878c202abaa0d15bc82062d70c0cb536bb2edaff689e",
+                     *           "computed_hash": "9b2be0b04a846548ff7a878c202abaa0d15bc82062d70c0cb536bb2edaff689e"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m8hg8p7wvsn9kd4evy69051v",
-                     *           "received_at": "2026-11-28T16:36:58.420Z",
-                     *           "line": "{\"action_ref\":\"sha256:fcc1a2f266fd022131f0e3412731abab0d0cb6600a92319e14a440e187601f35\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:a33c6ce24b8df3714a0b8a9070c3a23b2962a197cad6c4d379b3fbc2c9584fa0\",\"bundle_hash\":\"sha256:bc72ce1ec868b72b7b40436d12089ed47df17e3dcca64d34930a52d470b1aac2\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8hg8q0v1kxrqth69vpnzdyz\",\"evaluation_us\":1100778,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8hg8p7wvsn9kd4evy69051v\",\"input_hash\":\"sha256:b847df235e15aa3d98e052492edd681b0385f69b7a445f9def9a54f40defc7ea\",\"key_id\":\"agk_01m8hg8kxtrmkakt106bs3f4nk\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T16:36:58.420Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"eedef9c870ba2856\",\"tenant_id\":\"t1-t8v1u7\",\"timestamp\":\"2026-11-28T16:36:57.212Z\",\"tool_name\":\"pay\",\"trace_id\":\"6aabb3568b1d340a5c3e6025f8f0ccfe\",\"v\":1}",
-                     *           "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
-                     *           "computed_hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01"
+                     *           "id": "evt_01m8hxxzsn0en95j83ckhbc8qc",
+                     *           "received_at": "2026-11-28T20:35:47.337Z",
+                     *           "line": "{\"action_ref\":\"sha256:b1f39d9f13b4810a82f21f0a62d72b288bca5ea1aa0f343aada404c93d257545\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:bdd3fde7f631092bb8bcbae7f31869faf84e4bd47e2b9b59c9135fa11717c1f1\",\"bundle_hash\":\"sha256:f73da1571ea8b951b9f959cad02b88f8f65b29d46ccf0f91ec53428b79e6dccd\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8hxy06grwkz97624yh929mk\",\"evaluation_us\":635923,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8hxxzsn0en95j83ckhbc8qc\",\"input_hash\":\"sha256:e04bfc7c30acf526ddce0fb4c509080ff251b24f00fbb8423fd228da8d20b117\",\"key_id\":\"agk_01m8hxxx90srcxms9pcn45a579\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T20:35:47.337Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"f54f4537a2580adf\",\"tenant_id\":\"t1-tl6p5r\",\"timestamp\":\"2026-11-28T20:35:46.613Z\",\"tool_name\":\"pay\",\"trace_id\":\"d338d3472702337c6547fc65d7ae8de6\",\"v\":1}",
+                     *           "hash": "5c466e81ba2108ac6932246d25cac3abc6492283257524770166effd21f2cb96",
+                     *           "computed_hash": "5c466e81ba2108ac6932246d25cac3abc6492283257524770166effd21f2cb96"
                      *         }
                      *       ]
                      *     }
@@ -17365,12 +17372,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m8hg93fs7dc2s8s8a0y2sgf8",
+                     *           "id": "aud_01m8hxy4x80jbntqabd9md1vsp",
                      *           "seq": 27,
-                     *           "created_at": "2026-11-28T16:37:10.777Z",
+                     *           "created_at": "2026-11-28T20:35:51.848Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *             "id": "usr_01m8hxxwqsex3c3am52ypygbkf",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -17378,21 +17385,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m8hg8p7wvsn9kd4evy69051v"
+                     *             "id": "evt_01m8hxxzsn0en95j83ckhbc8qc"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m8hg93fcd2512637218hjqm2",
-                     *           "prev_hash": "6bc0a6cf7fc6e571623287060780fad2a4e180dfdb42fd3fdc0f13a8a3aa2500",
-                     *           "hash": "dd976285c0abedbadb6874f4caba6f686b8197c851c1ce55c1707441f03be37d"
+                     *           "request_id": "req_01m8hxy4wqwx60rz49trms7vh9",
+                     *           "prev_hash": "cc0186f2ec9574aa25d202e73dc015a3e34973e973dfe222a934a0220935395a",
+                     *           "hash": "d5a4ef3ef03702b8bf41be5ed5ca919873f1bc52ebeabd58691f27ce9b5fedac"
                      *         },
                      *         {
-                     *           "id": "aud_01m8hg8tkwtd1v4zxdvp243t1n",
+                     *           "id": "aud_01m8hxy2aq728zh4tg5qn182vw",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-28T16:37:01.692Z",
+                     *           "created_at": "2026-11-28T20:35:49.207Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m8hg8kps54d48148g14a4y3t",
+                     *             "id": "key_01m8hxxwpq81da1zewxwnkgjzp",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -17405,9 +17412,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m8hg8tc69jad98p1bv19j0d0",
-                     *           "prev_hash": "ff76d07ccad9a7060a1cc1e86d940e337955930df08b0e9db8ce872954ba2d3d",
-                     *           "hash": "6bc0a6cf7fc6e571623287060780fad2a4e180dfdb42fd3fdc0f13a8a3aa2500"
+                     *           "request_id": "req_01m8hxy253vhpkt5rt3gvtbaqh",
+                     *           "prev_hash": "c5021477266a9e33697175d475242766809ab560a32404a0047904e83725f023",
+                     *           "hash": "cc0186f2ec9574aa25d202e73dc015a3e34973e973dfe222a934a0220935395a"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -17452,12 +17459,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m8hg8t7ezhmch90kxpz283p0",
+                     *       "id": "aud_01m8hxy1zvn4rdrb65v0t31g3n",
                      *       "seq": 25,
-                     *       "created_at": "2026-11-28T16:37:01.294Z",
+                     *       "created_at": "2026-11-28T20:35:48.859Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *         "id": "usr_01m8hxxwqsex3c3am52ypygbkf",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -17465,13 +17472,13 @@ export interface operations {
                      *       "code": "QST001I",
                      *       "target": {
                      *         "type": "question",
-                     *         "id": "qst_01m8hg8t6yywjbb8xmg5pgd0pm"
+                     *         "id": "qst_01m8hxy1ywjd2q0vxp6y69fkz3"
                      *       },
                      *       "severity": "info",
                      *       "detail": "kept",
-                     *       "request_id": "req_01m8hg8t6te7fa0nsn0er5h1hq",
-                     *       "prev_hash": "1e1f1b97a2ecda8171bae48cf6d6daa69f558399eb3f84f714fb723ee2a377f7",
-                     *       "hash": "ff76d07ccad9a7060a1cc1e86d940e337955930df08b0e9db8ce872954ba2d3d"
+                     *       "request_id": "req_01m8hxy1ynd3895q5mh72dm073",
+                     *       "prev_hash": "031506c65e8e3d12934c86188b1d57ffc1217208c9aa1a90d41cd90a9abaa5f4",
+                     *       "hash": "c5021477266a9e33697175d475242766809ab560a32404a0047904e83725f023"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -17577,21 +17584,21 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8hg9ambw4jdyxgz2zf677st",
+                     *       "package_id": "pkg_01m8hxy6zak3a8pgfrsjprd161",
                      *       "purpose": "x",
                      *       "chain": "forensics",
-                     *       "from": "2026-10-28T16:37:18.091Z",
-                     *       "to": "2026-11-28T16:37:18.091Z",
+                     *       "from": "2026-10-28T20:35:53.962Z",
+                     *       "to": "2026-11-28T20:35:53.962Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:6806b1c4ca9adfeb0c2d0ea3815e7bcf31b3c84bea20a47a351f471d1038a407",
-                     *       "public_key_fingerprint": "sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5",
-                     *       "size": 35328,
-                     *       "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
-                     *       "created_at": "2026-11-28T16:37:18.091Z"
+                     *       "package_hash": "sha256:39fde2fa51cd98636a4c45713a967b2a51776c77d6e7f91f6cde4d59e4c2d063",
+                     *       "public_key_fingerprint": "sha256:97eaf3b0c852cb9fc1baafe542a064e2cca9b951241afe10dd14c62f137f301d",
+                     *       "size": 50176,
+                     *       "created_by": "usr_01m8hxxwqsex3c3am52ypygbkf",
+                     *       "created_at": "2026-11-28T20:35:53.962Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -17692,21 +17699,21 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m8hg8rwnyzx2y7qk8sr3q3ne",
+                     *           "package_id": "pkg_01m8hxy1995v46fgn9rzjp6d5w",
                      *           "purpose": "audit",
                      *           "chain": "forensics",
-                     *           "from": "2026-10-28T16:36:59.925Z",
-                     *           "to": "2026-11-28T16:36:59.925Z",
+                     *           "from": "2026-10-28T20:35:48.137Z",
+                     *           "to": "2026-11-28T20:35:48.137Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:66e92ce5ae128cb83f6eddd297b3866cc4a8d7a665edb56dead44c58a39304f3",
-                     *           "public_key_fingerprint": "sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5",
-                     *           "size": 27648,
-                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
-                     *           "created_at": "2026-11-28T16:36:59.925Z"
+                     *           "package_hash": "sha256:b584d2946727562e502a51af1a3492431b95ea6b0c0083a186807dd5e7e61460",
+                     *           "public_key_fingerprint": "sha256:97eaf3b0c852cb9fc1baafe542a064e2cca9b951241afe10dd14c62f137f301d",
+                     *           "size": 39936,
+                     *           "created_by": "usr_01m8hxxwqsex3c3am52ypygbkf",
+                     *           "created_at": "2026-11-28T20:35:48.137Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -17752,31 +17759,31 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8hg8rwnyzx2y7qk8sr3q3ne",
+                     *       "package_id": "pkg_01m8hxy1995v46fgn9rzjp6d5w",
                      *       "purpose": "audit",
                      *       "chain": "forensics",
-                     *       "from": "2026-10-28T16:36:59.925Z",
-                     *       "to": "2026-11-28T16:36:59.925Z",
+                     *       "from": "2026-10-28T20:35:48.137Z",
+                     *       "to": "2026-11-28T20:35:48.137Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:66e92ce5ae128cb83f6eddd297b3866cc4a8d7a665edb56dead44c58a39304f3",
-                     *       "public_key_fingerprint": "sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5",
-                     *       "size": 27648,
-                     *       "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
-                     *       "created_at": "2026-11-28T16:36:59.925Z",
+                     *       "package_hash": "sha256:b584d2946727562e502a51af1a3492431b95ea6b0c0083a186807dd5e7e61460",
+                     *       "public_key_fingerprint": "sha256:97eaf3b0c852cb9fc1baafe542a064e2cca9b951241afe10dd14c62f137f301d",
+                     *       "size": 39936,
+                     *       "created_by": "usr_01m8hxxwqsex3c3am52ypygbkf",
+                     *       "created_at": "2026-11-28T20:35:48.137Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
-                     *           "size": 607,
-                     *           "sha256": "268e41e7000d8ddafdb081e17cefece2f1d83ecb2791a2b1f0ad013774905d0e"
+                     *           "size": 848,
+                     *           "sha256": "6e26cd8b7a46b865d926b88e73c09fe4d75145b94d833e37a3a2775267a25060"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
-                     *           "size": 607,
-                     *           "sha256": "c7ccb0a2eb82c26c999b93625fef076517d4e9d65f7dd9cff5c9b48656a26b4a"
+                     *           "size": 848,
+                     *           "sha256": "979869856b0bdc82e841ba98883f3ef7451f208da556aa6d6afb6272321b18b2"
                      *         }
                      *       ]
                      *     }
@@ -18043,7 +18050,7 @@ export interface operations {
                      *               "role": "approver"
                      *             },
                      *             "satisfy": {
-                     *               "route": "POST /v1/escrow/{id}/satisfy",
+                     *               "route": "POST /v1/escrow/{id}/satisfy or POST /v1/escrow/{id}/report",
                      *               "role": "approver",
                      *               "scopes": [
                      *                 "proxy",
@@ -18190,7 +18197,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
+                     *       "id": "esc_01m8hxy06grwkz97624yh929mk",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -18215,7 +18222,7 @@ export interface operations {
                      *             "held"
                      *           ],
                      *           "sent_by": {
-                     *             "route": "POST /v1/escrow/{id}/satisfy",
+                     *             "route": "POST /v1/escrow/{id}/satisfy or POST /v1/escrow/{id}/report",
                      *             "role": "approver",
                      *             "scopes": [
                      *               "proxy",
@@ -18267,7 +18274,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_3dk528t",
+                     *       "id": "dlv_31mrq7p",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -18867,8 +18874,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "tRxBE-HMOTSGAV5Jv2L0H0CFn38tOJu2b9RaCnTbxDw",
-                     *           "kid": "jhuqrRH5rSqyaWcZ-gLchDusVdd5FCtSWhrpVY-c8NY",
+                     *           "x": "MtEBXewnUi4tDlThdL5oZS-mT1tOMKUvTd670B4SfNY",
+                     *           "kid": "od86gwms386PVw2dUxV98Hsk58_FbyfAoljYTZmRmbk",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -19072,12 +19079,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "b9ace548bf1423331936d9d55766d772b77155a4c5f69a0d9d6efca4569b8b35"
+                     *         "hash": "c71e5b63bd0f947f659f3addffb53e57140b90f583060924c0c0d7ff34190608"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
-                     *         "created_at": "2026-11-28T16:36:59.974Z"
+                     *         "hash": "5c466e81ba2108ac6932246d25cac3abc6492283257524770166effd21f2cb96",
+                     *         "created_at": "2026-11-28T20:35:48.212Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -19119,12 +19126,12 @@ export interface operations {
                      *       "records_checked": 28,
                      *       "head": {
                      *         "seq": 28,
-                     *         "hash": "9d76c5a6cf4a209a2f855fd6dea97d45ea3f6fe8ade6015b46ba461e3feb9442"
+                     *         "hash": "2db1035a8f7e9e7deacb0271c30323c8acbacdb7f2859f8c35acfd1ac105dc13"
                      *       },
                      *       "last_checkpoint": {
-                     *         "seq": 26,
-                     *         "hash": "6bc0a6cf7fc6e571623287060780fad2a4e180dfdb42fd3fdc0f13a8a3aa2500",
-                     *         "created_at": "2026-11-28T16:37:04.722Z"
+                     *         "seq": 17,
+                     *         "hash": "25a6071ea12934d120c30c566366e2103edb8fd70ef367721805fa375ed1f9f0",
+                     *         "created_at": "2026-11-28T20:35:48.337Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
