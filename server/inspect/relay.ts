@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import type { Duplex } from 'node:stream';
+import { drawnMachines } from './charts.ts';
 import { Messages } from './messages.ts';
 
 /** Steps kept for viewers that connect later; the oldest is dropped first. */
@@ -77,6 +78,10 @@ export class Relay {
     if (!this.#isOwnName(request)) return void refuse(421);
     if (request.method !== 'GET') return void refuse(405);
     if (request.url === '/steps') return void this.#stream(request, response);
+    if (request.url === '/charts.json') {
+      const charts = JSON.stringify(drawnMachines());
+      return void response.writeHead(200, { ...HEADERS, 'content-type': 'application/json' }).end(charts);
+    }
     if (!file) return void refuse(404);
     const body = readFileSync(new URL(file.name, import.meta.url));
     response.writeHead(200, { ...HEADERS, 'content-type': file.type }).end(body);

@@ -2,6 +2,8 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import http from 'node:http';
 import { afterAll, beforeAll, expect, test } from 'vitest';
+import { chartOf } from '../../machines/chart.ts';
+import { policyMachine } from '../../machines/policy.ts';
 import { Holds } from '../../server/escrow/holds.ts';
 import { Messages } from '../../server/inspect/messages.ts';
 import { Relay } from '../../server/inspect/relay.ts';
@@ -303,6 +305,13 @@ describeInBrowser('the viewer', () => {
       'revoked',
     ]);
     expect(await page.locator('#states [aria-current]').textContent()).toBe('pending_approval');
+    // the machine's chart, with where it is now
+    const chart = page.getByRole('img', { name: `Chart of ${session}` });
+    expect(await chart.locator('.state').allTextContents()).toEqual(chartOf(policyMachine).states.map(({ id }) => id));
+    expect(await chart.locator('.current').allTextContents()).toEqual(['pending_approval']);
+    const lit = await chart.locator('.open text').allTextContents();
+    const out = chartOf(policyMachine).transitions.filter(({ from }) => from === 'pending_approval');
+    expect(new Set(lit)).toEqual(new Set(out.map(({ event }) => event)));
     await page.locator('#steps summary:visible').last().click();
     await page.locator('#steps details[open] pre', { hasText: '"liveVersion": null' }).waitFor();
     await assertAccessible();

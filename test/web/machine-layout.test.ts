@@ -3,8 +3,8 @@ import { expect, test } from 'vitest';
 import { chartOf } from '../../machines/chart.ts';
 import { deliveryMachine } from '../../machines/delivery.ts';
 import { holdMachine } from '../../machines/escrow.ts';
+import { type Box, type ChartShape, type Drawing, layOut } from '../../machines/layout.ts';
 import { policyMachine } from '../../machines/policy.ts';
-import { type Box, type ChartShape, type Drawing, layOut } from '../../web/parts/machine/layout.ts';
 
 const apart = (a: Box, b: Box) =>
   a.x + a.width <= b.x + 0.01 ||

@@ -1,7 +1,7 @@
 import './machine.css';
 import { useMediaQuery } from '@mantine/hooks';
 import { useId, useMemo } from 'react';
-import { type ChartShape, EVENT_LINE, layOut } from './layout.ts';
+import { type ChartShape, EVENT_LINE, layOut } from '../../../machines/layout.ts';
 
 export const wordOf = (id: string): string => id.replaceAll('_', ' ');
 
