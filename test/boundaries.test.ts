@@ -59,6 +59,7 @@ const PURE = [
   'server/escrow/vote-effect.ts',
   'server/subscriptions/signature.ts',
   'server/stops/document.ts',
+  'server/chain/blake3.ts',
   'server/chain/record.ts',
   'server/chain/note.ts',
   'server/chain/hash-lanes.ts',

@@ -1,4 +1,3 @@
-import module from 'blake3/dist/wasm/nodejs/blake3_js.js';
 import {
   DECISIONS,
   type DERIVED_COLUMNS,
@@ -7,14 +6,7 @@ import {
   type DecisionFacts,
   type FieldName,
 } from '../domain/decision.ts';
-
-/** What the pinned package loads; its own types do not declare it. */
-const blake3 = (module as unknown as { __wasm: Blake3 }).__wasm;
-interface Blake3 {
-  readonly memory: { readonly buffer: ArrayBuffer };
-  hash(data: number, length: number, out: number, outLength: number): void;
-  __wbindgen_malloc(size: number): number;
-}
+import { hashed, memory, roomFor } from './blake3.ts';
 
 /**
  * The chain record, version 1. A record is one line of canonical JSON (RFC 8785): a closed object whose keys are in
@@ -178,10 +170,7 @@ export type ChainName = 'forensics' | 'audit';
  */
 export function chainHash(previous: Uint8Array, line: string | Uint8Array): Buffer {
   const size = 65 + (typeof line === 'string' ? Buffer.byteLength(line) : line.byteLength);
-  // the hash function frees it
-  const at = blake3.__wbindgen_malloc(size);
-  // the module's memory is a new object after it has grown
-  if (memory.length === 0) memory = Buffer.from(blake3.memory.buffer);
+  const at = roomFor(size);
   for (let i = 0; i < 32; i++) {
     const byte = previous[i]!;
     memory[at + 2 * i] = HEX[byte >> 4]!;
@@ -190,14 +179,8 @@ export function chainHash(previous: Uint8Array, line: string | Uint8Array): Buff
   memory[at + 64] = 10;
   if (typeof line === 'string') memory.write(line, at + 65, 'utf8');
   else memory.set(line, at + 65);
-  blake3.hash(at, size, OUT, 32);
-  // copied byte by byte, without creating a view
-  const hash = Buffer.allocUnsafe(32);
-  for (let i = 0; i < 32; i++) hash[i] = memory[OUT + i]!;
-  return hash;
+  return hashed(at, size);
 }
-const OUT = blake3.__wbindgen_malloc(32);
-let memory = Buffer.from(blake3.memory.buffer);
 const HEX = Buffer.from('0123456789abcdef');
 
 /** The hash of one of a record's members; 0 if the record has no such member. */
