@@ -13,7 +13,7 @@ import {
 } from './people.ts';
 import { Policy, PolicyRevision, PolicySimulation, ReferenceList, ReferenceListVersion } from './policies.ts';
 import { rawEntities } from './raw.ts';
-import { Subscription } from './subscriptions.ts';
+import { Delivery, Subscription } from './subscriptions.ts';
 import { Agent, Tool, ToolDefinitionEntity, ToolServer } from './tools.ts';
 
 export * from './evidence.ts';
@@ -42,6 +42,7 @@ export const entities = [
   EvidencePackage,
   ProxyInstance,
   Subscription,
+  Delivery,
   ToolServer,
   Tool,
   ToolDefinitionEntity,

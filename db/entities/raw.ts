@@ -223,34 +223,6 @@ const AgentCall = defineEntity({
   filters: tenantFilter,
 });
 
-/** One event for one destination. */
-const Delivery = defineEntity({
-  name: 'Delivery',
-  tableName: 'delivery',
-  properties: {
-    tenantId: p.string().primary(),
-    laneId: p.string().primary(),
-    eventId: p.string().primary(),
-    eventType: p.text(),
-    isTest: p.boolean(),
-    status: p.text(),
-    machineVersion: p.integer(),
-    machineContext: p.json().columnType('jsonb'),
-    attempts: p.integer(),
-    httpStatus: p.integer().nullable(),
-    result: p.text().nullable(),
-    failureReason: p.text().nullable(),
-    nextAttemptAt: time().nullable(),
-    createdAt: time(),
-    lastAttemptAt: time().nullable(),
-    durationMs: p.integer().nullable(),
-    sent: p.blob().nullable(),
-    answer: p.json().columnType('jsonb').nullable(),
-    history: p.json().columnType('jsonb').nullable(),
-  },
-  filters: tenantFilter,
-});
-
 /** A destination, served by one process at a time. */
 const DeliveryLane = defineEntity({
   name: 'DeliveryLane',
@@ -693,7 +665,6 @@ export const rawEntities = [
   ReportedOutcome,
   AgentCall,
   PolicyTests,
-  Delivery,
   DeliveryLane,
   EventOutbox,
   EvidenceChunk,

@@ -1,15 +1,8 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
-import { afterCommit, type Database, type Reads, type WriteAudit, wakeOutbox } from '../../db/index.ts';
-import type { Notices, Step } from '../../db/notices.ts';
-import {
-  DELIVERY_MACHINE_VERSION,
-  type DeliveryContext,
-  type DeliveryEvent,
-  type DeliveryResult,
-  type DeliveryState,
-  restoreDelivery,
-  stepDelivery,
-} from '../../machines/delivery.ts';
+import { Delivery } from '../../db/entities/index.ts';
+import { type Database, type Reads, type WriteAudit, wakeOutbox } from '../../db/index.ts';
+import type { Notices } from '../../db/notices.ts';
+import type { DeliveryContext, DeliveryEvent, DeliveryResult, DeliveryState } from '../../machines/delivery.ts';
 import type { Doer } from '../domain/audit.ts';
 import type { DestinationType } from '../domain/destinations.ts';
 import type { EventType } from '../domain/events.ts';
@@ -25,6 +18,7 @@ import { deliveryId, eventOf } from './delivery-id.ts';
 import { adapterOf } from './destinations/index.ts';
 import { MOST_PAUSED } from './fan-out.ts';
 import { type Exchange, remade, signedAt } from './sent.ts';
+import { LOCKED, lockDelivery, takeStep } from './steps.ts';
 import { findSubscription, lockSubscription, secretsSince, typeOf } from './subscription-row.ts';
 
 export interface DeliveryView {
@@ -324,21 +318,9 @@ export class Deliveries {
       const now = new Date(this.#clock.now());
       // the lane is locked first, as the workers do, to avoid a deadlock
       await em.execute('select 1 from delivery_lane where tenant_id = ? and id = ? for update', [tenantId, id]);
-      const [row] = await em.execute<DeliveryRow[]>(
-        'select * from delivery where tenant_id = ? and lane_id = ? and event_id = ? for update',
-        [tenantId, id, eventOf(id, delivery) ?? null],
-      );
+      const row = await lockDelivery(em, id, eventOf(id, delivery) ?? '');
       if (!row) throw noDelivery();
-      const stored = { state: row.status, context: row.machine_context, version: row.machine_version };
-      const event: DeliveryEvent = { type: 'redeliver', at: now.getTime() };
-      const [next] = stepDelivery(restoreDelivery(stored), event);
-      const step = { event, state: next.value, context: next.context };
-      afterCommit(em, () => this.#db.notices.tellHere('delivery', tenantId, delivery, [step]));
-      const [changed] = await em.execute<DeliveryRow[]>(
-        `update delivery set status = ?, machine_context = ?, machine_version = ?, next_attempt_at = ?
-         where tenant_id = ? and lane_id = ? and event_id = ? returning *`,
-        [next.value, JSON.stringify(next.context), DELIVERY_MACHINE_VERSION, now, tenantId, id, row.event_id],
-      );
+      await takeStep(em, this.#db.notices, [row], { type: 'redeliver', at: now.getTime() });
       await em.execute(
         `update delivery_lane set due_at = least(coalesce(due_at, ?::timestamptz), ?::timestamptz)
          where tenant_id = ? and id = ?`,
@@ -349,8 +331,12 @@ export class Deliveries {
         ...by,
         action: 'subscription.redelivered',
         target: { type: 'subscription', id },
-        detail: `${row.event_type} ${row.event_id}`,
+        detail: `${row.eventType} ${row.eventId}`,
       });
+      const [changed] = await em.execute<DeliveryRow[]>(
+        'select * from delivery where tenant_id = ? and lane_id = ? and event_id = ?',
+        [tenantId, id, row.eventId],
+      );
       return viewOf(changed!, subscription.destinationType);
     });
   }
@@ -398,35 +384,22 @@ export async function stepWaiting(
   { tenantId, laneId, after, queuedBefore }: Waiting,
   event: Extract<DeliveryEvent, { type: 'stop' | 'resume' }>,
 ): Promise<{ count: number; last: string | undefined }> {
-  type Row = Pick<DeliveryRow, 'event_id' | 'status' | 'machine_context' | 'machine_version'>;
   // this also locks the lane before its deliveries, as the workers do
   if (event.type === 'stop') {
     await em.execute('update delivery_lane set room = null where tenant_id = ? and id = ?', [tenantId, laneId]);
   }
-  const rows = await em.execute<Row[]>(
-    `select event_id, status, machine_context, machine_version from delivery
-     where tenant_id = ? and lane_id = ? and status = 'retrying' and event_id > ?
-       and (?::double precision is null or (machine_context->>'startedAt')::double precision < ?)
-     order by event_id limit ${STEP_BATCH} for update`,
-    [tenantId, laneId, after ?? '', queuedBefore?.getTime() ?? null, queuedBefore?.getTime() ?? null],
+  const before = queuedBefore?.getTime();
+  const rows = await em.find(
+    Delivery,
+    {
+      ...{ laneId, status: 'retrying', eventId: { $gt: after ?? '' } },
+      ...(before !== undefined && { machineContext: { startedAt: { $lt: before } } }),
+    },
+    { ...LOCKED, orderBy: { eventId: 'asc' }, limit: STEP_BATCH },
   );
-  if (rows.length === 0) return { count: 0, last: undefined };
-  const stepped = rows.map(({ event_id, status: state, machine_context: context, machine_version: version }) => {
-    const [next] = stepDelivery(restoreDelivery({ state, context, version }), event);
-    const step: Step = { event, state: next.value, context: next.context };
-    afterCommit(em, () => notices.tellHere('delivery', tenantId, deliveryId(laneId, event_id), [step]));
-    return { event_id, status: next.value, context: next.context, next_at: dateOf(next.context.nextAt) };
-  });
-  await em.execute(
-    `update delivery d set status = x.status, next_attempt_at = x.next_at, machine_context = x.context
-     from jsonb_to_recordset(?::jsonb) x (event_id text, status text, context jsonb, next_at timestamptz)
-     where d.tenant_id = ? and d.lane_id = ? and d.event_id = x.event_id`,
-    [JSON.stringify(stepped), tenantId, laneId],
-  );
-  return { count: rows.length, last: rows.at(-1)!.event_id };
+  await takeStep(em, notices, rows, event);
+  return { count: rows.length, last: rows.at(-1)?.eventId };
 }
-
-const dateOf = (ms: number | null) => (ms === null ? null : new Date(ms));
 
 /** Newest first. */
 function attemptsOf(row: DeliveryRow) {

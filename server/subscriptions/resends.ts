@@ -1,21 +1,14 @@
 import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
 import { across } from '../../db/citus.ts';
-import { Subscription } from '../../db/entities/index.ts';
-import { afterCommit, type Database, type WriteAudit, wakeOutbox } from '../../db/index.ts';
-import {
-  DELIVERY_MACHINE_VERSION,
-  type DeliveryEvent,
-  restoreDelivery,
-  stepDelivery,
-} from '../../machines/delivery.ts';
+import { Delivery, Subscription } from '../../db/entities/index.ts';
+import { type Database, type WriteAudit, wakeOutbox } from '../../db/index.ts';
 import type { Doer } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
 import { each } from '../lib/each.ts';
 import { firstId } from '../lib/ids.ts';
-import type { DeliveryRow } from './deliveries.ts';
-import { deliveryId } from './delivery-id.ts';
+import { LOCKED, takeStep } from './steps.ts';
 import { findSubscription, lockSubscription, noSubscription } from './subscription-row.ts';
 
 /** The most deliveries that one request sends again. */
@@ -131,30 +124,18 @@ export class Resends {
       // request
       if (!subscription.active && subscription.disabledAt === null) return false;
       const now = new Date(this.#clock.now());
+      const createdAt = { $gte: new Date(stored.since), $lte: new Date(stored.asked_at) };
       const rows = subscription.active
-        ? await em.execute<Pick<DeliveryRow, 'event_id' | 'status' | 'machine_context' | 'machine_version'>[]>(
-            `select event_id, status, machine_context, machine_version from delivery
-             where tenant_id = ? and lane_id = ? and status = 'failed' and created_at >= ? and created_at <= ?
-               and event_id > ? order by event_id limit ? for update`,
-            [tenantId, id, stored.since, stored.asked_at, stored.after, Math.min(BATCH, stored.total - stored.done)],
+        ? await em.find(
+            Delivery,
+            { laneId: id, status: 'failed', createdAt, eventId: { $gt: stored.after } },
+            { ...LOCKED, orderBy: { eventId: 'asc' }, limit: Math.min(BATCH, stored.total - stored.done) },
           )
         : [];
-      const event: DeliveryEvent = { type: 'redeliver', at: now.getTime() };
-      const queued = rows.map(({ event_id, status: state, machine_context: context, machine_version: version }) => {
-        const [next] = stepDelivery(restoreDelivery({ state, context, version }), event);
-        const step = { event, state: next.value, context: next.context };
-        afterCommit(em, () => this.#db.notices.tellHere('delivery', tenantId, deliveryId(id, event_id), [step]));
-        return { event_id, status: next.value, context: next.context };
-      });
+      await takeStep(em, this.#db.notices, rows, { type: 'redeliver', at: now.getTime() });
       const done = stored.done + rows.length;
       const ended = rows.length === 0 || done >= stored.total;
-      await em.execute(
-        `update delivery d set status = x.status, machine_context = x.context, machine_version = ?, next_attempt_at = ?
-         from jsonb_to_recordset(?::jsonb) x (event_id text, status text, context jsonb)
-         where d.tenant_id = ? and d.lane_id = ? and d.event_id = x.event_id`,
-        [DELIVERY_MACHINE_VERSION, now, JSON.stringify(queued), tenantId, id],
-      );
-      const after = rows.at(-1)?.event_id ?? stored.after;
+      const after = rows.at(-1)?.eventId ?? stored.after;
       await store(em, tenantId, id, { ...stored, done, after, ended_at: ended ? now.toISOString() : null });
       if (rows.length > 0) {
         await em.execute(
