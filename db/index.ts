@@ -91,6 +91,8 @@ export interface Database {
   readonly citus: Citus | undefined;
   /** Set if a synchronous standby is required. While there is none, transactions that may write fail with Unreplicated. */
   readonly replication: Replication | undefined;
+  /** The connections of this process, and what waits for one. */
+  connections(): { busy: number; idle: number; waiting: number };
   /** The server run and the oldest open transaction: a query sent afterwards sees every committed change with a lower number. */
   horizon(): Promise<{ run: string; xmin: number }>;
   /** Distinguishes installations that share a Redis: restored copies of a database usually have other oids. */
@@ -179,11 +181,16 @@ export async function openDatabase(
   const { owner, citus, asApp } = pools;
   const node = pools.near?.owner;
   const pool = { min: 0, max: poolSize };
-  const orm = await MikroORM.init({ ...commonOptions, ...ormOn(url, asApp), pool });
+  const onPoolCreated = (made: pg.Pool) => pools.note(made);
+  const orm = await MikroORM.init({ ...commonOptions, ...ormOn(url, { ...asApp, onPoolCreated }), pool });
   const nearOrm =
     nodeUrl === undefined
       ? orm
-      : await MikroORM.init({ ...commonOptions, ...ormOn(nodeUrl, { ...asApp, options: TAKEN_ALONG }), pool });
+      : await MikroORM.init({
+          ...commonOptions,
+          ...ormOn(nodeUrl, { ...asApp, options: TAKEN_ALONG, onPoolCreated }),
+          pool,
+        });
   const isNear = (tenantId: string) => pools.places?.has(tenantId) ?? false;
 
   const fork = (tenantId: string, from = isNear(tenantId) ? nearOrm : orm): EntityManager => {
@@ -344,6 +351,7 @@ export async function openDatabase(
     elsewhere: node && new Elsewhere(),
     node,
     places: pools.places,
+    connections: () => pools.connections,
     horizon: async () => {
       const { rows } = await owner.query<{ run: string; xmin: string }>(
         `select ${SERVER_RUN} as run, pg_snapshot_xmin(pg_current_snapshot())::text as xmin`,

@@ -50,6 +50,7 @@ export class Pools {
   replication: Replication | undefined;
   readonly #far = new Map<number | undefined, Pair>();
   readonly #all: Set<pg.Pool>;
+  readonly #noted = new Set<pg.Pool>();
   readonly #addresses: Addresses;
   readonly #size: number;
 
@@ -111,6 +112,22 @@ export class Pools {
       this.#far.set(place, pair);
     }
     return pair;
+  }
+
+  /** Counts the connections of a pool of the entity layer, which closes it itself. */
+  note(pool: pg.Pool): void {
+    this.#noted.add(pool);
+  }
+
+  /** The connections of this process, and what waits for one. */
+  get connections(): { busy: number; idle: number; waiting: number } {
+    const sum = { busy: 0, idle: 0, waiting: 0 };
+    for (const { totalCount, idleCount, waitingCount } of [...this.#all, ...this.#noted]) {
+      sum.busy += totalCount - idleCount;
+      sum.idle += idleCount;
+      sum.waiting += waitingCount;
+    }
+    return sum;
   }
 
   async close(): Promise<void> {

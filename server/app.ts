@@ -5,6 +5,7 @@ import { departureOf } from '../db/moves.ts';
 import { type Readiness, readinessOf } from '../db/readiness.ts';
 import { type ActorHost, LocalHost } from './actors/host.ts';
 import { RedisHost } from './actors/redis.ts';
+import { VERSION } from './api/meta.ts';
 import type { Services } from './api/root.ts';
 import { Keys } from './auth/keys.ts';
 import { MagicLinks } from './auth/magic-links.ts';
@@ -20,6 +21,7 @@ import { type AppendCommand, type AppendResult, chainActor } from './chain/appen
 import { auditWriter } from './chain/audit.ts';
 import { Blocks } from './chain/block-writer.ts';
 import { Checkpoints } from './chain/checkpoint.ts';
+import { copiedAt } from './chain/checkpoint-file.ts';
 import { AcknowledgedHeads } from './chain/heads.ts';
 import type { ChainName } from './chain/record.ts';
 import type { KeysOf } from './chain/standing.ts';
@@ -29,6 +31,7 @@ import type { Config } from './config.ts';
 import { Calls } from './decisions/calls.ts';
 import { Decider } from './decisions/decide.ts';
 import { Disputes } from './decisions/disputes.ts';
+import type { IngestAnswer } from './decisions/ingest.ts';
 import { SessionLedger } from './decisions/ledger.ts';
 import { Limits } from './decisions/limits.ts';
 import { RulesInForce } from './decisions/rules-in-force.ts';
@@ -100,6 +103,8 @@ export interface Core extends Services {
   origins: readonly string[];
   registry: Registry;
   watch: Watch;
+  /** Counts what came of the events of one request. */
+  ingested(answer: IngestAnswer): void;
   /** Checks whether the database stores what is written. */
   stores: () => Promise<Readiness>;
   /** Counts a background job that failed. */
@@ -380,6 +385,9 @@ export async function openCore(parts: Parts): Promise<Core> {
   const watch = new Watch(db.owner);
   const stores = readinessOf(db);
   metrics.measure({
+    version: VERSION,
+    checkpointsCopiedAt: () => copiedAt(directory),
+    connections: () => db.connections(),
     chainsClosed: () => checkpoints.closed,
     waitingEvents: () => appender.waiting,
     unacknowledgedSeconds: () => appender.oldestMs / 1000,
@@ -435,6 +443,11 @@ export async function openCore(parts: Parts): Promise<Core> {
     watch,
     stores,
     jobFailed,
+    ingested({ accepted, duplicates, rejected }) {
+      metrics.ingested.inc({ result: 'accepted' }, accepted);
+      metrics.ingested.inc({ result: 'duplicate' }, duplicates);
+      metrics.ingested.inc({ result: 'rejected' }, rejected.length);
+    },
     egress,
     redis,
     keys,

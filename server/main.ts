@@ -1,4 +1,5 @@
 import { mkdir, rm, writeFile } from 'node:fs/promises';
+import { hostname } from 'node:os';
 import path from 'node:path';
 import { parseArgs } from 'node:util';
 import { SchemaRefused } from '../db/applied.ts';
@@ -6,6 +7,7 @@ import { Occupied } from '../db/claim.ts';
 import { startEmbedded } from '../db/embedded.ts';
 import { Unreplicated } from '../db/replication.ts';
 import { NoSession } from '../db/session.ts';
+import { VERSION } from './api/meta.ts';
 import type { Core } from './app.ts';
 import { type Config, readConfig } from './config.ts';
 import { AppError } from './errors.ts';
@@ -89,7 +91,18 @@ async function main(): Promise<void> {
     // a worker's directory is not where anyone looks for it
     const first = core && config.roles.includes('web') && (await core.tenants.none());
     await program.listen();
-    log.info({ address: config.baseUrl }, `listening on ${config.baseUrl}`);
+    // once, so that a line of another process about this one can be told
+    log.info(
+      {
+        host: hostname(),
+        pid: process.pid,
+        process: core?.actors.id,
+        version: VERSION,
+        roles: config.roles,
+        base_url: config.baseUrl,
+      },
+      core ? 'the server runs' : 'the server is sealed',
+    );
     if (first) await createFirst(core, config, log);
     if (core && demo) {
       const { demoLinks } = await import('./demo/links.ts');

@@ -12,6 +12,12 @@ export class Metrics {
     labelNames: ['decision'],
     ...this.#to,
   });
+  readonly ingested = new Counter({
+    name: 'svc_events_ingested_total',
+    help: 'Decisions that proxies reported, by what came of them',
+    labelNames: ['result'],
+    ...this.#to,
+  });
   readonly evaluateSeconds = new Histogram({
     name: 'svc_evaluate_seconds',
     help: 'Time of a decision, its commit included',
@@ -51,6 +57,10 @@ export class Metrics {
 
   /** Adds values that are read whenever the metrics are. */
   measure(now: {
+    version: string;
+    /** When this process's checkpoint files were last copied, in seconds since 1970; 0 if they never were. */
+    checkpointsCopiedAt: () => number;
+    connections: () => { busy: number; idle: number; waiting: number };
     chainsClosed: () => number;
     waitingEvents: () => number;
     unacknowledgedSeconds: () => number;
@@ -65,6 +75,29 @@ export class Metrics {
     /** Only with several processes. */
     owned: (() => { tenants: number; buckets: number }) | undefined;
   }): void {
+    new Gauge({
+      name: 'svc_build_info',
+      help: 'The program that runs; always 1',
+      labelNames: ['version', 'node'],
+      ...this.#to,
+    }).set({ version: now.version, node: process.versions.node }, 1);
+    new Gauge({
+      name: 'svc_checkpoints_copied_timestamp_seconds',
+      help: 'When the checkpoint files of this process were last copied to another place, as the file "copied" beside them says; 0: never',
+      ...this.#to,
+      collect() {
+        this.set(now.checkpointsCopiedAt());
+      },
+    });
+    new Gauge({
+      name: 'svc_database_connections',
+      help: 'Connections of this process to the database that are busy or idle, and statements waiting for one',
+      labelNames: ['state'],
+      ...this.#to,
+      collect() {
+        for (const [state, count] of Object.entries(now.connections())) this.set({ state }, count);
+      },
+    });
     new Gauge({
       name: 'svc_chains_closed',
       help: 'Chains that take no records, because what was acknowledged is not in them: see svc chain accept-loss',
@@ -131,6 +164,30 @@ export class Metrics {
         ...this.#to,
         collect() {
           this.set(counts()?.stopsInForce ?? 0);
+        },
+      });
+      new Gauge({
+        name: 'svc_mails_waiting',
+        help: 'Mails of all tenants that are not sent yet',
+        ...this.#to,
+        collect() {
+          this.set(counts()?.mailsWaiting ?? 0);
+        },
+      });
+      new Gauge({
+        name: 'svc_mail_waits_seconds',
+        help: 'How long the oldest mail that is not sent yet has waited',
+        ...this.#to,
+        collect() {
+          this.set(counts()?.mailWaitsSeconds ?? 0);
+        },
+      });
+      new Gauge({
+        name: 'svc_backup_timestamp_seconds',
+        help: 'When svc backup last finished; 0: never',
+        ...this.#to,
+        collect() {
+          this.set(counts()?.backedUpAt ?? 0);
         },
       });
     }

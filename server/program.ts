@@ -132,6 +132,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
       append: (tenantId, events) => services.actors.send(tenantId, { events }),
       remember: (...args) => services.ledger.remember(...args),
       holders: (tenantId, ids) => services.holdQueries.holders(tenantId, ids),
+      counted: services.ingested,
       authenticate: async (request, reply) => {
         const { principal, stillValid } = await server.begin(request, reply, {
           limit: 'ingest',
@@ -209,7 +210,12 @@ export async function createProgram(parts: Parts): Promise<Program> {
   const inspector = core && config.inspectUrl ? inspectorOf(core, config.inspectUrl, log) : undefined;
   return {
     core,
-    listen: () => app.listen({ port: config.port, host: config.host }),
+    listen: () =>
+      app.listen({
+        port: config.port,
+        host: config.host,
+        listenTextResolver: (address) => `listening on ${address}`,
+      }),
     async stop() {
       stopping = true;
       // first, so that the others have taken over by the time the last request and job here are done

@@ -17,6 +17,11 @@ export interface Counts {
   readonly subscriptionsDisabled: number;
   readonly holdsUnseen: number;
   readonly stopsInForce: number;
+  readonly mailsWaiting: number;
+  /** How long the oldest of them has waited. */
+  readonly mailWaitsSeconds: number;
+  /** When `svc backup` last finished, in seconds since 1970; 0 if it never did. */
+  readonly backedUpAt: number;
 }
 
 /**
@@ -57,7 +62,11 @@ export class Watch {
             and expires_at <= now() + make_interval(secs => $1)
             and not exists (select 1 from escrow_vote v where v.tenant_id = h.tenant_id and v.hold_id = h.id))
            as "holdsUnseen",
-         (select count(*)::int from stop where ended_at is null) as "stopsInForce"`,
+         (select count(*)::int from stop where ended_at is null) as "stopsInForce",
+         (select count(*)::int from mail_message) as "mailsWaiting",
+         coalesce((select greatest(0, extract(epoch from now() - min(created_at))) from mail_message), 0)::float8
+           as "mailWaitsSeconds",
+         coalesce((select extract(epoch from backed_up_at) from instance), 0)::float8 as "backedUpAt"`,
       [UNSEEN_SECONDS, FORGOTTEN_DAYS],
     );
     this.#counts = rows[0]!;

@@ -15,6 +15,9 @@ test('what people must notice is counted over all tenants, and what is old or se
     subscriptionsDisabled: 0,
     holdsUnseen: 0,
     stopsInForce: 0,
+    mailsWaiting: 0,
+    mailWaitsSeconds: 0,
+    backedUpAt: 0,
   };
   await watch.count();
   expect(watch.counts).toEqual(nothing);
@@ -52,6 +55,11 @@ test('what people must notice is counted over all tenants, and what is old or se
       [tenant],
     );
     await owner.query(
+      `insert into mail_message (tenant_id, id, sealed, created_at, expires_at, next_at)
+       values ($1, 'old', '', now() - interval '20 minutes', now() + interval '1 hour', now()), ($1, 'new', '', now(), now(), now())`,
+      [tenant],
+    );
+    await owner.query(
       `insert into stop (tenant_id, id, seq, kind, target, mode, reason, created_by, created_at, ended_at)
        values ($1, 'on', 1, 'agent', 'a', 'deny', 'r', 'u', now(), null), ($1, 'off', 2, 'agent', 'b', 'deny', 'r', 'u', now(), now())`,
       [tenant],
@@ -65,5 +73,13 @@ test('what people must notice is counted over all tenants, and what is old or se
     subscriptionsDisabled: 2,
     holdsUnseen: 2,
     stopsInForce: 2,
+    mailsWaiting: 4,
+    mailWaitsSeconds: expect.closeTo(1200, -2),
+    backedUpAt: 0,
   });
+  await owner.query(
+    `insert into instance (canary, created_at, backed_up_at) values ('', now(), to_timestamp(1700000000))`,
+  );
+  await watch.count();
+  expect(watch.counts?.backedUpAt).toBe(1_700_000_000);
 });

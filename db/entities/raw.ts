@@ -314,6 +314,7 @@ const Instance = defineEntity({
     one: p.boolean().primary(),
     canary: p.blob(),
     createdAt: time(),
+    backedUpAt: time().nullable(),
   },
 });
 

@@ -48,7 +48,9 @@ export class Spine extends Migration {
       create table instance (
         one boolean primary key default true check (one),
         canary bytea not null,
-        created_at timestamptz(3) not null
+        created_at timestamptz(3) not null,
+        -- when the last backup by svc was complete
+        backed_up_at timestamptz(3)
       )`);
     this.addSql(`
       create table signing_key (

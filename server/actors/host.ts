@@ -11,6 +11,8 @@ import { patient } from '../lib/patience.ts';
  * twice (a retry after `Fenced`), so it carries its own idempotency key.
  */
 export interface ActorHost<Command, Result> {
+  /** This process among those that share a Redis, as their logs name it. */
+  readonly id?: string;
   /**
    * Sends the command to the tenant's actor and resolves with its result; any further guarantee is up to the kind. Commands of
    * one tenant reach the actor in the order in which they were sent, without waiting for each other. Rejects with the kind's

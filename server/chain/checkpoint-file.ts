@@ -1,3 +1,4 @@
+import { statSync } from 'node:fs';
 import { mkdir, open, rename } from 'node:fs/promises';
 import path from 'node:path';
 import { StringDecoder } from 'node:string_decoder';
@@ -22,6 +23,15 @@ export function chainOfFile(name: string): { tenantId: string; chain: ChainName 
     return tenant ? { tenantId: decodeURIComponent(tenant), chain: chain as ChainName } : undefined;
   } catch {
     return undefined;
+  }
+}
+
+/** When the files in a directory were last copied to another place, in seconds since 1970; 0 for never. Whoever copies them says so. */
+export function copiedAt(directory: string): number {
+  try {
+    return statSync(path.join(directory, 'copied')).mtimeMs / 1000;
+  } catch {
+    return 0;
   }
 }
 

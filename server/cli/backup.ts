@@ -74,6 +74,9 @@ export const backup = command({
           cleanups.delete(discard);
         }
         await syncDirectory(path.dirname(file));
+        // for svc_backup_timestamp_seconds. The file is complete whether or not this succeeds, and an alarm too many does no harm.
+        await client.query('commit');
+        await client.query('update instance set backed_up_at = now()').catch(() => undefined);
         return { header, manifest: manifest! };
       }),
     );

@@ -67,6 +67,8 @@ export interface IngestDeps {
   remember: (tenantId: string, all: readonly Remembered[], more?: { replace: boolean }) => Promise<void>;
   /** The agents of these holds; holds that the tenant does not have are omitted. */
   holders: (tenantId: string, holdIds: readonly string[]) => Promise<ReadonlyMap<string, Holder>>;
+  /** For the metrics: what came of the events of one request. */
+  counted?: (answer: IngestAnswer) => void;
 }
 interface Holder {
   agent_id: string;
@@ -358,6 +360,7 @@ export function registerIngest(app: FastifyInstance, deps: IngestDeps & { authen
           throw new AppError('UNAUTHENTICATED', 'the key is no longer valid');
         }
         const answer = await ingest(deps, bringer, request.body, bodyBytes);
+        deps.counted?.(answer);
         return reply.code(202).type('application/json; charset=utf-8').send(jsonAnswer(answer));
       });
     }

@@ -34,6 +34,17 @@ test('without Redis one server has the database, commands work beside it, and th
   await first.kill();
   await second.start();
   expect((await fetch(`${second.url}/v1/policies`)).status).toBe(401);
+  // its own address, and once what the lines of other processes can be compared with
+  expect(second.output).toContain(`listening on ${second.url}`);
+  expect(second.output).not.toContain('Server listening');
+  await until(
+    () => second.output.includes('the server runs'),
+    () => second.output,
+  );
+  const lines = second.output.split('\n').filter((line) => line.includes('"the server runs"'));
+  expect(lines.map((line) => JSON.parse(line))).toMatchObject([
+    { pid: second.pid, host: expect.any(String), version: expect.any(String), roles: ['web', 'worker'] },
+  ]);
 
   // a stop does not wait for those who wait for a change: they are answered, and ask the next one
   const [, admin] = /Admin API key +(\S+)/.exec(first.firstSignIn())!;

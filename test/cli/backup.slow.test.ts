@@ -66,11 +66,13 @@ beforeAll(async () => {
   await server.core.checkpoints.flushed();
   // the jobs of the server go on: the backup that is compared is one during which none of them wrote
   backedUp = await until(async () => {
-    const before = await contents(server.databaseUrl);
+    // the time of the backup itself is in its own table
+    const { instance: _, ...before } = await contents(server.databaseUrl);
     rmSync(file, { force: true });
     await svcHere(0, env(server.databaseUrl), 'backup', file);
     cpSync(path.join(server.dataDir, 'checkpoints'), filed, { recursive: true });
-    const after = await contents(server.databaseUrl);
+    const { instance, ...after } = await contents(server.databaseUrl);
+    expect(instance!.join()).not.toMatch(/,\)$/);
     return isDeepStrictEqual(before, after) && after;
   }, 'nothing was written while the backup was made');
 });
@@ -122,6 +124,7 @@ test('a backup restores every row as it was, chains and all, in another database
     'chain_head',
     'credential',
     'escrow_hold',
+    'instance',
     'invitation',
     'mail_message',
     'session',
