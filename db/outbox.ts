@@ -69,9 +69,9 @@ export async function addEventBy<T extends EventType>(
 /** News that people who asked for it get by mail. */
 export interface News {
   kind: MailKind;
-  /** Id of the hold or the policy. */
+  /** Id of the hold, policy or settings change, or name of the list. */
   id: string;
-  /** Version of the policy. */
+  /** Version of the policy or list. */
   version?: number;
   at: number;
 }

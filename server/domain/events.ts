@@ -201,6 +201,16 @@ const ListPayload = z
   })
   .meta({ id: 'ListPayload' });
 
+const SettingsChangePayload = z
+  .object({
+    ...common,
+    change_id: z.string(),
+    settings: z.array(z.string()).describe('the names of what it would change'),
+    actor_id,
+    reason: z.string(),
+  })
+  .meta({ id: 'SettingsChangePayload' });
+
 const ProxyPayload = z
   .object({ ...common, proxy_id: z.string(), last_seen_at: z.iso.datetime() })
   .meta({ id: 'ProxyPayload' });
@@ -455,6 +465,11 @@ export const EVENTS = {
     description: 'a reference list was deleted',
     title: 'A reference list was deleted',
     payload: ListPayload,
+  },
+  'settings.change_proposed': {
+    description: 'a change that removes a safeguard waits for a second person',
+    title: 'A settings change waits for a second person',
+    payload: SettingsChangePayload,
   },
   'subscription.disabled': {
     description: 'a destination failed for too long, or no longer exists, and nothing more is sent there',

@@ -1,4 +1,4 @@
-/** What people can get mail about: an action that is held, a policy version that waits for review. */
+/** What people can get mail about: an action that is held; a version of a policy or list, or a settings change, that waits for review. */
 export const MAIL_KINDS = ['hold', 'review'] as const;
 export type MailKind = (typeof MAIL_KINDS)[number];
 

@@ -1,6 +1,6 @@
 import type { EntityManager, QBFilterQuery } from '@mikro-orm/postgresql';
 import { across, apart } from '../../db/citus.ts';
-import { Hold, type HoldRow, Policy, type PolicyRow } from '../../db/entities/index.ts';
+import { Hold, type HoldRow, Policy, type PolicyRow, SettingsChange } from '../../db/entities/index.ts';
 import { deleteInBatches } from '../../db/forget.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import { lockPeople } from '../../db/locks.ts';
@@ -14,7 +14,7 @@ import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { Log } from '../lib/log.ts';
 import type { Letter, QueueMail } from '../lib/mail.ts';
-import { digest, holdLetter, type Reader, reviewLetter, type Waiting } from './texts.ts';
+import { digest, holdLetter, type ListReview, type Reader, type Review, reviewLetter, type Waiting } from './texts.ts';
 
 /**
  * Letters of each kind that a person gets within an hour. Anything beyond that waits for the end of the hour, and comes in one
@@ -270,7 +270,7 @@ function lettersOf(reader: Reader, waiting: Waiting, single: boolean, now: numbe
   if (single) {
     return [
       ...holds.map((hold) => ({ letter: holdLetter(reader, hold), until: hold.expiresAt })),
-      ...reviews.map((policy) => ({ letter: reviewLetter(reader, policy), until: useful })),
+      ...reviews.map((review) => ({ letter: reviewLetter(reader, review), until: useful })),
     ];
   }
   return heldInAll + reviewsInAll > 0 ? [{ letter: digest(reader, waiting), until: useful }] : [];
@@ -297,10 +297,43 @@ async function waitingFor(
       limit: LISTED,
     });
   }
-  const policies =
-    reviewed.length > 0 ? await em.find(Policy, { id: { $in: reviewed } }, { orderBy: { id: 'asc' } }) : [];
-  const reviews = policies.filter((policy) => waitsFor(policy, userId, selfApproval));
+  const reviews = reviewed.length > 0 ? await reviewsFor(em, tenantId, reviewed, { userId, selfApproval }) : [];
   return { holds, heldInAll, reviews: reviews.slice(0, LISTED), reviewsInAll: reviews.length };
+}
+
+/** What of these waits for this person's review: settings changes first, which remove a safeguard, then policies and lists. */
+async function reviewsFor(
+  em: EntityManager,
+  tenantId: string,
+  ids: readonly string[],
+  { userId, selfApproval }: { userId: string; selfApproval: boolean },
+): Promise<Review[]> {
+  const changes = await em.find(
+    SettingsChange,
+    { id: { $in: [...ids] }, status: 'pending', proposedBy: { $ne: userId } },
+    { orderBy: { id: 'asc' } },
+  );
+  const policies = await em.find(Policy, { id: { $in: [...ids] } }, { orderBy: { id: 'asc' } });
+  // not for those who wrote a version since the one in use, or since the last that was approved: see Lists
+  const lists = await em.execute<ListReview[]>(
+    `select v.name, v.version, v.added, v.removed from reference_list l
+       join reference_list_version v on v.tenant_id = l.tenant_id and v.name = l.name and v.version = l.version
+     where l.tenant_id = ? and l.deleted_at is null and v.status = 'pending'
+       and l.name in (select jsonb_array_elements_text(?::jsonb))
+       and (? or not exists (
+         select from reference_list_version w where w.tenant_id = l.tenant_id and w.name = l.name and w.author_id = ?
+           and w.version > coalesce(l.live_version, (select max(a.version) from reference_list_version a
+             where a.tenant_id = l.tenant_id and a.name = l.name and a.status = 'approved'), 0)))
+     order by v.name`,
+    [tenantId, JSON.stringify(ids), selfApproval, userId],
+  );
+  return [
+    ...changes.map((change) => ({ kind: 'settings', change }) as const),
+    ...policies
+      .filter((policy) => waitsFor(policy, userId, selfApproval))
+      .map((policy) => ({ kind: 'policy', policy }) as const),
+    ...lists.map((list) => ({ kind: 'list', list }) as const),
+  ];
 }
 
 /**

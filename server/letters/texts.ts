@@ -1,4 +1,4 @@
-import type { HoldRow, PolicyRow } from '../../db/entities/index.ts';
+import type { HoldRow, PolicyRow, SettingsChangeRow } from '../../db/entities/index.ts';
 import { doubtfulNames } from '../domain/doubtful-names.ts';
 import { holdKind } from '../domain/hold-kinds.ts';
 import { pageAddress } from '../domain/page-address.ts';
@@ -21,12 +21,26 @@ export interface Reader {
   appUrl: string;
 }
 
+/** A version of a list that waits for a second person. */
+export interface ListReview {
+  name: string;
+  version: number;
+  added: number;
+  removed: number;
+}
+
+/** Something that waits for a second person. */
+export type Review =
+  | { kind: 'policy'; policy: PolicyRow }
+  | { kind: 'list'; list: ListReview }
+  | { kind: 'settings'; change: SettingsChangeRow };
+
 /** Everything that one letter is about. */
 export interface Waiting {
   holds: readonly HoldRow[];
   /** Including those not listed in `holds`. */
   heldInAll: number;
-  reviews: readonly PolicyRow[];
+  reviews: readonly Review[];
   /** Including those not listed in `reviews`. */
   reviewsInAll: number;
 }
@@ -71,21 +85,39 @@ export function holdLetter(reader: Reader, hold: HoldRow): Letter {
   );
 }
 
-/** A letter about one version of a policy. */
-export function reviewLetter(reader: Reader, policy: PolicyRow): Letter {
-  return letter(
-    reader,
-    `A policy waits for your review: ${oneLine(policy.id, 80)}`,
-    'A version of a policy waits for a second person.',
-    [reviewPart(reader, policy)],
-  );
+/** A letter about one review. */
+export function reviewLetter(reader: Reader, review: Review): Letter {
+  const part = [reviewPart(reader, review)];
+  switch (review.kind) {
+    case 'policy':
+      return letter(
+        reader,
+        `A policy waits for your review: ${oneLine(review.policy.id, 80)}`,
+        'A version of a policy waits for a second person.',
+        part,
+      );
+    case 'list':
+      return letter(
+        reader,
+        `A list waits for your review: ${oneLine(review.list.name, 80)}`,
+        'A version of a list waits for a second person.',
+        part,
+      );
+    case 'settings':
+      return letter(
+        reader,
+        'A settings change waits for your review',
+        'A change that removes a safeguard waits for a second person.',
+        part,
+      );
+  }
 }
 
 /** One letter about everything that waits. */
 export function digest(reader: Reader, { holds, heldInAll, reviews, reviewsInAll }: Waiting): Letter {
   const counts = [
     heldInAll > 0 && `${heldInAll} held ${heldInAll === 1 ? 'action' : 'actions'}`,
-    reviewsInAll > 0 && `${reviewsInAll} policy ${reviewsInAll === 1 ? 'review' : 'reviews'}`,
+    reviewsInAll > 0 && `${reviewsInAll} ${reviewsInAll === 1 ? 'review' : 'reviews'}`,
   ].filter(Boolean);
   const waits = heldInAll + reviewsInAll === 1 ? 'waits' : 'wait';
   const more = heldInAll - holds.length;
@@ -95,7 +127,7 @@ export function digest(reader: Reader, { holds, heldInAll, reviews, reviewsInAll
   };
   const further = reviewsInAll - reviews.length;
   const queue: Part = {
-    facts: [['Not listed here', `${further} more policy ${further === 1 ? 'review' : 'reviews'}`]],
+    facts: [['Not listed here', `${further} more ${further === 1 ? 'review' : 'reviews'}`]],
     links: [['All that waits for a review', addressOf(reader, '/review')]],
   };
   return letter(
@@ -111,7 +143,7 @@ export function digest(reader: Reader, { holds, heldInAll, reviews, reviewsInAll
         };
       }),
       ...(heldInAll > 0 ? [inbox] : []),
-      ...reviews.map((policy) => reviewPart(reader, policy)),
+      ...reviews.map((review) => reviewPart(reader, review)),
       ...(further > 0 ? [queue] : []),
     ],
   );
@@ -127,7 +159,29 @@ function voteLinks(reader: Reader, { id }: HoldRow): [label: string, url: string
   ];
 }
 
-function reviewPart(reader: Reader, { id, version, status, machineContext }: PolicyRow): Part {
+function reviewPart(reader: Reader, review: Review): Part {
+  if (review.kind === 'list') {
+    const { name, version, added, removed } = review.list;
+    return {
+      facts: [
+        ['List', name],
+        ['Version', `${version}: ${added} added, ${removed} removed`],
+      ],
+      links: [['Review it', addressOf(reader, `/lists/${encodeURIComponent(name)}`)]],
+    };
+  }
+  if (review.kind === 'settings') {
+    const { changes, reason } = review.change;
+    return {
+      facts: present([['Settings', changes.map(({ setting }) => setting).join(', ')]]),
+      claims: [['The person who asks for it says', quoted(reason, 380)]],
+      links: [['Review it', addressOf(reader, '/settings')]],
+    };
+  }
+  return policyPart(reader, review.policy);
+}
+
+function policyPart(reader: Reader, { id, version, status, machineContext }: PolicyRow): Part {
   const waiting = status === 'pending_approval';
   const shown = waiting ? version : (machineContext.openReviews.at(-1)?.version ?? version);
   return {

@@ -6,7 +6,7 @@ import {
   type ReferenceListVersionRow,
 } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
-import { addEvent } from '../../db/outbox.ts';
+import { addEvent, addNews } from '../../db/outbox.ts';
 import { comparable, LIST_LIMITS } from '../domain/lists.ts';
 import { AppError, invalid } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
@@ -121,6 +121,7 @@ export class Lists {
         afterHash: hash,
       });
       await this.#tell(em, tenantId, 'list.changed', row, stored, by, asked.comment);
+      if (!enforced) await addNews(em, tenantId, { kind: 'review', id: name, version, at: now.getTime() });
     });
   }
 

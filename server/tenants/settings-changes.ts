@@ -3,6 +3,7 @@ import { bringBack } from '../../db/asides.ts';
 import { type SettingEffect, SettingsChange, type SettingsChangeRow, Tenant } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import { lockPeople, type Standing } from '../../db/locks.ts';
+import { addEvent, addNews } from '../../db/outbox.ts';
 import type { AuditAction, Doer } from '../domain/audit.ts';
 import { hasRole, type Role } from '../domain/principal.ts';
 import { AppError, invalid } from '../errors.ts';
@@ -322,6 +323,18 @@ export class SettingsChanges {
     await em.flush();
     // pages that show pending changes listen for this notice too
     await notify('settings');
+    await addNews(em, tenantId, { kind: 'review', id, at: now });
+    await addEvent(em, tenantId, {
+      type: 'settings.change_proposed',
+      at: now,
+      payload: {
+        change_id: id,
+        settings: changes.map(({ setting }) => setting),
+        actor_id: by.actor.id,
+        reason,
+        created_at: new Date(now).toISOString(),
+      },
+    });
     await this.#parts.audit(em, tenantId, {
       ...by,
       action: 'settings.change_proposed',

@@ -371,7 +371,7 @@ describe('an agent that floods keeps nobody from reviews', () => {
     await submitted(w, 1);
     server.clock.advance(3_600_000);
     await written();
-    expect(lettersTo(approver.email).map(subjectOf)).toEqual(['101 held actions and 1 policy review wait for you']);
+    expect(lettersTo(approver.email).map(subjectOf)).toEqual(['101 held actions and 1 review wait for you']);
   });
 
   test('where their holds have used up the letters of the hour', async () => {
@@ -394,9 +394,9 @@ describe('an agent that floods keeps nobody from reviews', () => {
     server.clock.advance(3_600_000);
     await written();
     const [letter] = lettersTo(approver.email);
-    expect(subjectOf(letter!)).toBe('23 policy reviews wait for you');
+    expect(subjectOf(letter!)).toBe('23 reviews wait for you');
     expect(letter!.match(/^http:\/\/control\.test\/review\/fresh-\d+\?tenant=\S+\r$/gm)).toHaveLength(20);
-    expect(letter).toContain('Not listed here: 3 more policy reviews');
+    expect(letter).toContain('Not listed here: 3 more reviews');
     expect(letter).toContain(`\r\nhttp://control.test/review?tenant=${w.tenant.id}\r\n`);
   });
 });
@@ -547,6 +547,55 @@ describe('a version that waits for a review', () => {
     await written();
     expect(lettersTo(reviewer.email)).toEqual([]);
   });
+});
+
+test('a settings change and a list that wait for a second person are mailed to them, not to who asked, and are events', async () => {
+  const w = await world();
+  await w.tenant.set({ approval_required: true });
+  const asker = await reader(w, 'each', ['admin', 'author']);
+  const second = await reader(w, 'each');
+  const viewer = await reader(w, 'each', ['viewer']);
+  await server.call(200, 'PATCH /v1/settings', asker, { approval_required: false, reason: 'it is in the way' });
+  await server.call(200, 'PUT /v1/lists/payees', asker, { version: 0, values: ['Ann', 'Bob'] });
+  await written();
+  for (const { email } of [asker, viewer]) expect(lettersTo(email)).toEqual([]);
+  const letters = lettersTo(second.email);
+  expect(letters.map(subjectOf).sort()).toEqual([
+    'A list waits for your review: payees',
+    'A settings change waits for your review',
+  ]);
+  const all = letters.join('\n');
+  for (const text of [
+    'Settings: approval_required',
+    '> it is in the way',
+    `http://control.test/settings?tenant=${w.tenant.id}`,
+    'Version: 1: 2 added, 0 removed',
+    `http://control.test/lists/payees?tenant=${w.tenant.id}`,
+  ]) {
+    expect(all).toContain(text);
+  }
+  const events = await sql<{ payload: object }>(
+    server,
+    `select payload from event_outbox where tenant_id = $1 and event_type = 'settings.change_proposed'`,
+    [w.tenant.id],
+  );
+  expect(events.map(({ payload }) => payload)).toMatchObject([
+    { settings: ['approval_required'], actor_id: asker.userId, reason: 'it is in the way' },
+  ]);
+  // what was decided meanwhile is not mailed any more
+  const late = await reader(w, 'hourly');
+  await server.call(200, 'PATCH /v1/settings', asker, { self_approval: true, reason: 'again' });
+  const { body } = await server.call<{ changes: { id: string }[] }>(
+    200,
+    'GET /v1/settings/changes?status=pending',
+    second,
+  );
+  for (const { id } of body.changes) {
+    await server.call(200, `POST /v1/settings/changes/${id}/reject`, second, { reason: 'no' });
+  }
+  server.clock.advance(3_700_000);
+  await written();
+  expect(lettersTo(late.email)).toEqual([]);
 });
 
 test('no letter and no address is in the log or readable in the database', async () => {

@@ -24,6 +24,7 @@ import { trpc } from '../lib/trpc.ts';
 import { CONTENT, focusContent } from '../ui/focus.ts';
 import { Mark } from '../ui/mark.tsx';
 import { Notice } from '../ui/notice.tsx';
+import { useReviewsWaiting } from './also-waiting.tsx';
 import { NAV } from './nav.ts';
 import { StopBanner, StopButton } from './stops.tsx';
 
@@ -148,7 +149,7 @@ function Navigation() {
       useQuery(
         trpc.escrow.list.queryOptions({ status: 'held', limit: 1, ...(me.has('approver') && { mine: 'needed' }) }),
       ).data?.total ?? 0,
-    reviews: useQuery(trpc.policies.list.queryOptions({ review: 'open', limit: 1 })).data?.total ?? 0,
+    reviews: useReviewsWaiting(),
   };
   const entries = NAV.filter(({ least }) => me.has(least));
   return (

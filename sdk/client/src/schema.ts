@@ -3932,6 +3932,23 @@ export interface webhooks {
         patch?: never;
         trace?: never;
     };
+    "settings.change_proposed": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** A change that removes a safeguard waits for a second person */
+        post: operations["webhook-settings-change_proposed"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "subscription.disabled": {
         parameters: {
             query?: never;
@@ -6609,6 +6626,26 @@ export interface components {
             /** @description who did it: the id of a person, of a key or of the system */
             actor_id: string;
             reason?: string;
+        };
+        SettingsChangePayload: {
+            /** @description the type of the event */
+            event: string;
+            /** @description the same in every delivery of this event */
+            event_id: string;
+            tenant_id: string;
+            /** Format: date-time */
+            created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
+            change_id: string;
+            /** @description the names of what it would change */
+            settings: string[];
+            /** @description who did it: the id of a person, of a key or of the system */
+            actor_id: string;
+            reason: string;
         };
         SubscriptionDisabledPayload: {
             /** @description the type of the event */
@@ -14869,7 +14906,7 @@ export interface operations {
                      * @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named
                      * @default []
                      */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test")[];
                     /** @default true */
                     active?: boolean;
                     destination_config?: {
@@ -14978,7 +15015,7 @@ export interface operations {
                     /** @description how long the previous secret remains valid after a new one is set; 24 hours when absent */
                     secret_overlap_seconds?: number;
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
                     /** @description with `active: false`: keep the queue */
                     paused_keep?: boolean;
@@ -15077,7 +15114,7 @@ export interface operations {
                     /** @description how long the previous secret remains valid after a new one is set; 24 hours when absent */
                     secret_overlap_seconds?: number;
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
                     /** @description with `active: false`: keep the queue */
                     paused_keep?: boolean;
@@ -15179,7 +15216,7 @@ export interface operations {
     "subscriptions-example": {
         parameters: {
             query: {
-                event_type: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test";
+                event_type: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test";
             };
             header?: never;
             path: {
@@ -15256,7 +15293,7 @@ export interface operations {
                  */
                 "application/json": {
                     /** @enum {string} */
-                    event_type: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test";
+                    event_type: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test";
                 };
             };
         };
@@ -15364,7 +15401,7 @@ export interface operations {
         parameters: {
             query?: {
                 status?: "retrying" | "delivered" | "failed";
-                event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test";
+                event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test";
                 since?: string;
                 until?: string;
                 limit?: number;
@@ -20762,6 +20799,41 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": components["schemas"]["ListPayload"];
+            };
+        };
+        responses: {
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
+            "2XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    "webhook-settings-change_proposed": {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
+                "X-Svc-Signature": string;
+                /** @description The type of the event */
+                "X-Svc-Event": string;
+                /** @description The id of the delivery, the same for all its attempts */
+                "X-Svc-Delivery": string;
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
+                "webhook-id": string;
+                /** @description Standard Webhooks: when this attempt was signed */
+                "webhook-timestamp": string;
+                /** @description Standard Webhooks: v1,<base64> */
+                "webhook-signature": string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SettingsChangePayload"];
             };
         };
         responses: {

@@ -74,7 +74,9 @@ function cardOfEvent({ eventType, payload, appUrl }: Message): Card {
   named('Tool', payload.tool_name);
   if (Array.isArray(payload.tools)) fact('Tools', toolsIn(payload.tools, payload.count), 300);
   fact('Policy', payload.policy_id);
+  fact('List', payload.list);
   fact('Version', payload.version);
+  if (Array.isArray(payload.settings)) fact('Settings', payload.settings.join(', '), 300);
   if (payload.event === 'policy.tests_broken') fact('Failing tests', String(payload.failed));
   fact('Status', payload.status);
   fact('Key', payload.key_id);
@@ -95,7 +97,11 @@ function cardOfEvent({ eventType, payload, appUrl }: Message): Card {
         ? '/subscriptions'
         : typeof payload.tool_server === 'string'
           ? '/tools'
-          : undefined;
+          : typeof payload.list === 'string'
+            ? `/lists/${inPath(payload.list)}`
+            : typeof payload.change_id === 'string'
+              ? '/settings'
+              : undefined;
   return { title, facts, buttons: path ? [{ label: 'Open', url: page(path) }] : [] };
 }
 

@@ -98,7 +98,7 @@ export function ReviewQueue() {
   return (
     <Page
       title="Review"
-      lead="Versions that need a second person: break-glass deployments first, then submitted versions."
+      lead="What needs a second person: policies first, break-glass deployments before submitted versions; then settings and lists."
     >
       <DataTable
         label="Policies to review"
