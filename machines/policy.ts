@@ -20,6 +20,8 @@ export interface PolicyContext {
   authors: string[];
   /** Who submitted it; null until it is submitted. */
   submitter: string | null;
+  /** Who made the credential with which a pipeline submitted it. */
+  submittedFor?: string | undefined;
   /**
    * Break-glass deployments without a review by another person, oldest first. Each stays until another person closes it,
    * whatever else happens to the policy.
@@ -31,6 +33,8 @@ export interface PolicyContext {
 interface Circumstances {
   /** The person behind the key or session; for a key without an owner, its id. */
   actor: string;
+  /** Who made the credential of a pipeline, which is the actor: what comes through it is theirs too. */
+  maker?: string;
   /** A signed-in person, not a key. */
   signedIn: boolean;
   /** A pipeline that an admin trusts to ask for reviews, although no one is signed in. */
@@ -77,8 +81,10 @@ export const MOST_AUTHORS = 100;
 
 /** The authors with those of the version that an event adds. */
 export const authorsWith = ({ authors }: PolicyContext, event: PolicyEvent): string[] => [
-  ...new Set([...authors, event.actor, ...('writers' in event && event.writers ? event.writers : [])]),
+  ...new Set([...authors, ...writersOf(event), ...('writers' in event && event.writers ? event.writers : [])]),
 ];
+const writersOf = ({ actor, maker }: { actor: string; maker?: string | undefined }) =>
+  maker === undefined ? [actor] : [actor, maker];
 
 const audit = (action: PolicyAction, severity: 'info' | 'critical' = 'info') =>
   ({ type: 'audit', params: { action: `policy.${action}`, severity } }) as const;
@@ -111,7 +117,7 @@ export const policyMachine = setup({
   types: {
     context: {} as PolicyContext,
     events: {} as PolicyEvent,
-    input: {} as { author: string },
+    input: {} as { author: string; maker?: string | undefined },
   },
   actions: {
     audit: (_, _params: { action: `policy.${PolicyAction}`; severity: 'info' | 'critical' }) => undefined,
@@ -121,8 +127,9 @@ export const policyMachine = setup({
       version: context.version + 1,
       authors: authorsWith(context, event),
       submitter: null,
+      submittedFor: undefined,
     })),
-    noteSubmitter: assign(({ event }) => ({ submitter: event.actor })),
+    noteSubmitter: assign(({ event }) => ({ submitter: event.actor, submittedFor: event.maker })),
     goLive: assign(({ context }) => ({ liveVersion: context.version, authors: [] })),
     withdraw: assign({ liveVersion: null }),
     openReview: assign(({ context, event: { actor } }) => ({
@@ -154,7 +161,7 @@ export const policyMachine = setup({
   context: ({ input }) => ({
     version: 1,
     liveVersion: null,
-    authors: [input.author],
+    authors: writersOf({ actor: input.author, maker: input.maker }),
     submitter: null,
     openReviews: [],
   }),
@@ -276,7 +283,7 @@ function refusedAnywhere(context: PolicyContext, event: PolicyEvent): Refused | 
     const detail = `the current version is ${context.version}, not ${event.version}`;
     return { code: 'VERSION_CHANGED', detail };
   }
-  const own = context.authors.includes(event.actor) || event.actor === context.submitter;
+  const own = [...context.authors, context.submitter, context.submittedFor].includes(event.actor);
   if (event.type === 'approve' && event.approvalRequired && !event.selfApproval && own) {
     const detail =
       'the person who wrote any of a version since the last enforced one, or submitted it, cannot approve it';
@@ -331,8 +338,8 @@ export function restorePolicy(state: PolicyState, context: PolicyContext, machin
 }
 
 /** A new policy and its effects. */
-export function createPolicy(author: string): [PolicySnapshot, PolicyEffect[]] {
-  const [snapshot] = initialTransition(policyMachine, { author });
+export function createPolicy(author: string, maker?: string): [PolicySnapshot, PolicyEffect[]] {
+  const [snapshot] = initialTransition(policyMachine, { author, maker });
   return [snapshot, [audit('created')]];
 }
 

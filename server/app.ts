@@ -180,6 +180,8 @@ export async function openCore(parts: Parts): Promise<Core> {
     acceptInvitation: (...person) => invitations.acceptFor(...person),
     count: (reason) => metrics.ssoRefusals.inc({ reason }),
   });
+  const tokenIssuers = new TokenIssuers(db, audit, oidc);
+  const workloads = new Workloads({ db, clock, log, audit, oidc, baseUrl: config.baseUrl });
   const serverSettings = { poll_seconds: config.pollSeconds };
   const tenants = new Tenants(db, clock, audit, serverSettings);
   const settingsChanges = new SettingsChanges({
@@ -187,7 +189,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     clock,
     audit,
     box,
-    sso: connections,
+    guarded: { sso: connections, token_issuers: tokenIssuers, workload_trust: workloads },
     objection: async (em, tenantId, before, after) =>
       after.sso_only && !before.sso_only ? connections.objectionToEnforcing(em, tenantId) : undefined,
     server: serverSettings,
@@ -262,6 +264,10 @@ export async function openCore(parts: Parts): Promise<Core> {
         connections.assertAdminStays(em, tenantId, ({ id }) => id === without),
       stopMail: (...args) => personMail.stopWithin(...args),
       forgetPending: forgetPendingOf,
+      leave: async (...args) => ({
+        subscriptions: await subscriptions.leave(...args),
+        issuers: await tokenIssuers.leave(...args),
+      }),
     },
   });
   const openSession: Sessions['open'] = (...args) => sessions.open(...args);
@@ -455,8 +461,8 @@ export async function openCore(parts: Parts): Promise<Core> {
     connections,
     domains,
     singleSignOn,
-    tokenIssuers: new TokenIssuers(db, audit, oidc),
-    workloads: new Workloads({ db, clock, log, audit, oidc, baseUrl }),
+    tokenIssuers,
+    workloads,
     tenants,
     settingsChanges,
     policies,

@@ -38,8 +38,8 @@ test('what people must notice is counted over all tenants, and what is old or se
     );
     await owner.query(
       `insert into subscription (tenant_id, id, destination_type, url_sealed, event_types, active, queues_since,
-         destination_config, disabled_at, disabled_reason, created_by, created_at, updated_at)
-       select $1, id, 'webhook', '', '{}', false, case when off is null then now() end, '{}', off, case when off is not null then 'failed' end, 'u', now(), now()
+         destination_config, disabled_at, disabled_reason, created_by, owner_id, created_at, updated_at)
+       select $1, id, 'webhook', '', '{}', false, case when off is null then now() end, '{}', off, case when off is not null then 'failed' end, 'u', 'u', now(), now()
        from (values ('disabled', now()), ('paused', null)) s (id, off)`,
       [tenant],
     );

@@ -42,8 +42,8 @@ export const SettingsChange = defineEntity({
     tenantId: p.string().primary(),
     id: p.string().primary(),
     status: p.enum(['pending', 'approved', 'rejected', 'withdrawn', 'superseded'] as const),
-    /** What it changes: the settings themselves, or how people sign in at the identity provider. */
-    part: p.enum(['settings', 'sso'] as const),
+    /** What it changes: the settings, how people sign in at the identity provider, or whose tokens count. */
+    part: p.enum(['settings', 'sso', 'token_issuers', 'workload_trust'] as const),
     /** The change to apply. */
     patch: p.json<Record<string, unknown>>().columnType('jsonb'),
     /** Its effects, relative to the settings at the time of the request. */

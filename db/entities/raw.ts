@@ -569,6 +569,7 @@ const TokenIssuer = defineEntity({
     issuer: p.string().primary(),
     place: p.integer(),
     settings: p.json().columnType('jsonb'),
+    changedBy: p.array(),
   },
   filters: tenantFilter,
 });

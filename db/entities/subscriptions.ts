@@ -33,6 +33,8 @@ export const Subscription = defineEntity({
     disabledAt: time().nullable(),
     disabledReason: p.text().nullable(),
     createdBy: p.string(),
+    /** The person, or key of no one, who last chose where it sends. */
+    ownerId: p.string(),
     createdAt: time(),
     updatedAt: time(),
     rowVersion: p.integer().version(),

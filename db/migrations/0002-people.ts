@@ -69,7 +69,7 @@ export class People extends Migration {
         tenant_id text collate "C" not null references tenant,
         id text collate "C" not null,
         status text not null check (status in ('pending', 'approved', 'rejected', 'withdrawn', 'superseded')),
-        part text not null check (part in ('settings', 'sso')),
+        part text not null check (part in ('settings', 'sso', 'token_issuers', 'workload_trust')),
         patch jsonb not null,
         changes jsonb not null,
         secret_sealed bytea,

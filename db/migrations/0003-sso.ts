@@ -7,7 +7,7 @@ const TENANT_TABLES: Record<string, string> = {
   sso_domain: 'select, insert, update, delete',
   sso_identity: 'select, insert, update, delete',
   sso_used_state: 'select, insert, delete',
-  token_issuer: 'select, insert, delete',
+  token_issuer: 'select, insert, update, delete',
 };
 
 export class SingleSignOn extends Migration {
@@ -81,12 +81,14 @@ export class SingleSignOn extends Migration {
         expires_at timestamptz(3) not null,
         primary key (tenant_id, id)
       )`);
+    // changed_by: the people, and keys of no one, who made or changed the entry, the last one last
     this.addSql(`
       create table token_issuer (
         tenant_id text collate "C" not null references tenant,
         issuer text collate "C" not null,
         place integer not null,
         settings jsonb not null,
+        changed_by text[] not null,
         primary key (tenant_id, issuer)
       )`);
     for (const [table, grants] of Object.entries({

@@ -25,6 +25,8 @@ export class Subscriptions extends Migration {
         disabled_at timestamptz(3),
         disabled_reason text,
         created_by text collate "C" not null,
+        -- who last chose where it sends: it is paused when they are no longer an admin
+        owner_id text collate "C" not null,
         created_at timestamptz(3) not null,
         updated_at timestamptz(3) not null,
         row_version integer not null default 1,

@@ -64,7 +64,7 @@ import type { Invitations } from '../tenants/invitations.ts';
 import type { Members } from '../tenants/members.ts';
 import { invitesRouter, usersRouter } from '../tenants/people-router.ts';
 import { peopleRouter, settingsRouter } from '../tenants/router.ts';
-import type { SettingsChanges } from '../tenants/settings-changes.ts';
+import type { GuardedName, SettingsChanges } from '../tenants/settings-changes.ts';
 import type { Tenants } from '../tenants/tenants.ts';
 import type { Observations } from '../tools/observations.ts';
 import type { ToolQueries } from '../tools/queries.ts';
@@ -124,8 +124,14 @@ export interface Services {
   log: Log;
 }
 
+type GuardedChange = Parameters<SettingsChanges['changePart']> extends [unknown, unknown, ...infer Rest] ? Rest : never;
+
 /** Every procedure of the server: the source of /trpc, REST and the OpenAPI document. */
 export function buildRouter(s: Services) {
+  const changed =
+    (part: GuardedName) =>
+    async (tenantId: string, ...[asked, by]: GuardedChange): Promise<string | null> =>
+      (await s.settingsChanges.changePart(tenantId, part, asked, by))?.id ?? null;
   const features = {
     auth: authRouter(s.sessions, s.links),
     sessions: sessionsRouter(s.sessions),
@@ -134,15 +140,11 @@ export function buildRouter(s: Services) {
     mailPreferences: mailPreferencesRouter(s.personMail),
     keys: keysRouter(s.keys),
     agentKeys: agentKeysRouter(s.keys),
-    workloadTrust: workloadTrustRouter(s.workloads),
+    workloadTrust: workloadTrustRouter(s.workloads, changed('workload_trust')),
     people: peopleRouter(s.tenants, (tenantId) => s.keys.names(tenantId)),
     settings: settingsRouter(s.tenants, s.settingsChanges, actionEntities),
-    sso: ssoRouter(
-      s.connections,
-      s.domains,
-      async (...what) => (await s.settingsChanges.changeSso(...what))?.id ?? null,
-    ),
-    tokenIssuers: tokenIssuersRouter(s.tokenIssuers),
+    sso: ssoRouter(s.connections, s.domains, changed('sso')),
+    tokenIssuers: tokenIssuersRouter(s.tokenIssuers, changed('token_issuers')),
     policies: policyRouter(s.policies, s.policyQueries, s.policyTexts),
     pendingComments: pendingCommentsRouter(s.pendingComments, s.policies),
     questions: questionsRouter(s.questions),

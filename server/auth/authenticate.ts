@@ -222,6 +222,7 @@ export class Authenticator {
       expires_at: Date | null;
       revoked_at: Date | null;
       trust_id: string | null;
+      maker_id: string | null;
       token_scopes: WorkloadScope[] | null;
       policies: string | null;
       source: StatedSource | null;
@@ -231,7 +232,7 @@ export class Authenticator {
                a.agent_role, coalesce(k.expires_at, a.expires_at, w.expires_at) as expires_at,
                coalesce(k.revoked_at, a.revoked_at, w.revoked_at, t.revoked_at, k.unconfirmed_since,
                  a.unconfirmed_since, t.unconfirmed_since) as revoked_at,
-               w.trust_id, w.scopes as token_scopes, w.policies, w.source, f.id as author_id
+               w.trust_id, t.created_by as maker_id, w.scopes as token_scopes, w.policies, w.source, f.id as author_id
              from credential c
              left join api_key k on c.kind = 'api_key' and k.tenant_id = c.tenant_id and k.id = c.id
              left join agent_key a on c.kind = 'agent_key' and a.tenant_id = c.tenant_id and a.id = c.id
@@ -254,8 +255,8 @@ export class Authenticator {
       return { principal: { kind: 'agent_key', ...common, agentId: row.agent_id, agentRole: row.agent_role }, until };
     }
     if (row.kind === 'workload_token' && row.trust_id && row.token_scopes && row.expires_at) {
-      const { trust_id: trustId, token_scopes: scopes, policies, source } = row;
-      const token = { trustId, scopes, policies, source: source ?? {}, ownerId: null };
+      const { trust_id: trustId, maker_id: makerId, token_scopes: scopes, policies, source } = row;
+      const token = { trustId, makerId, scopes, policies, source: source ?? {}, ownerId: null };
       return { principal: { kind: 'workload_token', ...common, ...token }, until };
     }
     return null;

@@ -11,7 +11,8 @@ import { reasonFor } from '../rpc/reason.ts';
 import type { Keys } from './keys.ts';
 import type { MagicLinks } from './magic-links.ts';
 import type { Sessions } from './sessions.ts';
-import type { Workloads } from './workloads.ts';
+import { type ChangeGuarded, waiting } from './sso/router.ts';
+import type { NewTrust, Workloads } from './workloads.ts';
 
 const iso = (date: Date | null | undefined) => date?.toISOString();
 
@@ -283,7 +284,9 @@ const WorkloadTrustOut = z
   })
   .meta({ id: 'WorkloadTrust' });
 
-function trustOut(row: WorkloadTrustRow): z.input<typeof WorkloadTrustOut> {
+type Unused = 'lastUsedAt' | 'revokedAt' | 'unconfirmedSince';
+type TrustMade = Omit<WorkloadTrustRow, 'tenantId' | Unused> & Partial<Pick<WorkloadTrustRow, Unused>>;
+function trustOut(row: TrustMade): z.input<typeof WorkloadTrustOut> {
   return {
     id: row.id,
     label: row.label,
@@ -303,7 +306,7 @@ function trustOut(row: WorkloadTrustRow): z.input<typeof WorkloadTrustOut> {
 const claimName = z.string().regex(/^[a-z][a-z0-9_]{0,63}$/, 'must be the name of a claim');
 
 /** Pipelines and other workloads that sign in with a token from their platform. */
-export function workloadTrustRouter(workloads: Workloads) {
+export function workloadTrustRouter(workloads: Workloads, change: ChangeGuarded<{ workload_trust: NewTrust }>) {
   return trpc.router({
     list: route(
       'GET /v1/workload-trust',
@@ -330,9 +333,10 @@ export function workloadTrustRouter(workloads: Workloads) {
       {
         summary: 'Trust the tokens of a pipeline or another workload; the keys of the issuer are fetched immediately',
         description:
-          'A token is taken if its issuer and audience are exactly these and it has every claim of `match`. Values are exact; `environment`, `ref`, `ref_path`, `job_workflow_ref`, `workflow_ref` and `ci_config_ref_uri` may end with `*` after `/`, `@`, `:` or `-`. A name needs the id beside it that nobody else can take (`repository_id`, `project_id`). So does a `sub`, except that of a Kubernetes service account, a SPIFFE id, or a single number, UUID or random id: at GitHub and GitLab each repository sets what its `sub` is made of.',
+          'A token is taken if its issuer and audience are exactly these and it has every claim of `match`. Values are exact; `environment`, `ref`, `ref_path`, `job_workflow_ref`, `workflow_ref` and `ci_config_ref_uri` may end with `*` after `/`, `@`, `:` or `-`. A name needs the id beside it that nobody else can take (`repository_id`, `project_id`). So does a `sub`, except that of a Kubernetes service account, a SPIFFE id, or a single number, UUID or random id: at GitHub and GitLab each repository sets what its `sub` is made of. If approval is required, it needs a signed-in person and waits for a second one: until then no token is accepted.',
         tag,
         status: 201,
+        problems: ['CONFLICT', 'FORBIDDEN'],
       },
     )
       .input(
@@ -351,12 +355,19 @@ export function workloadTrustRouter(workloads: Workloads) {
           policies: text(64)
             .regex(/^[A-Za-z0-9][A-Za-z0-9._-]*\*?$/, 'must be the id of a policy, or its beginning and *')
             .optional(),
+          reason: askedReason,
         }),
       )
-      .output(WorkloadTrustOut)
-      .mutation(async ({ ctx, input }) =>
-        trustOut(await workloads.create(ctx.tenantId, input, ownerOf(ctx.principal), doerOf(ctx))),
-      ),
+      .output(WorkloadTrustOut.extend({ waiting }))
+      .mutation(async ({ ctx, input: { reason: given, ...input } }) => {
+        const reason = await reasonFor(ctx, given);
+        const trust = await workloads.checked(ctx.tenantId, input, doerOf(ctx));
+        const maker = ownerOf(ctx.principal);
+        const patch = { workload_trust: trust };
+        const waits = await change(ctx.tenantId, { patch, reason, maker }, doerOf(ctx));
+        const row = (await workloads.find(ctx.tenantId, trust.id)) ?? workloads.rowOf(trust, maker);
+        return { ...trustOut(row), waiting: waits };
+      }),
 
     remove: route(
       'DELETE /v1/workload-trust/{id}',

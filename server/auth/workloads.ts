@@ -1,11 +1,11 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { decodeJwt } from 'jose';
+import { z } from 'zod';
 import { apart } from '../../db/citus.ts';
 import { addCredential } from '../../db/credentials.ts';
-import { WorkloadTrust, type WorkloadTrustRow } from '../../db/entities/index.ts';
+import { type SettingEffect, WorkloadTrust, type WorkloadTrustRow } from '../../db/entities/index.ts';
 import { deleteInBatches } from '../../db/forget.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
-import { lockTenant } from '../../db/locks.ts';
 import { addEvent } from '../../db/outbox.ts';
 import type { Actor, Doer, Origin } from '../domain/audit.ts';
 import { newSecret, secretHash } from '../domain/secret.ts';
@@ -24,7 +24,6 @@ import { sha256Tag } from '../lib/crypto.ts';
 import { each } from '../lib/each.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
-import { assertEntitled } from '../rpc/entitled.ts';
 import { endTokens } from './keys.ts';
 import { RefusalLimit } from './refusal-limit.ts';
 import type { OpenIdConnect } from './sso/oidc.ts';
@@ -39,6 +38,19 @@ export interface TrustInput {
   scopes: readonly WorkloadScope[];
   policies?: string | undefined;
 }
+
+/** A trust as it is asked for and, if it waits for a second person, kept until then. */
+const NewTrust = z.strictObject({
+  id: z.string(),
+  label: z.string(),
+  issuer: z.string(),
+  audience: z.string(),
+  jwks_uri: z.string().nullable(),
+  match: z.record(z.string(), z.string()),
+  scopes: z.array(z.enum(WORKLOAD_SCOPES)),
+  policies: z.string().nullable(),
+});
+export type NewTrust = z.infer<typeof NewTrust>;
 
 /** What was issued in exchange for a platform's token. */
 export interface Exchanged {
@@ -97,10 +109,10 @@ export class Workloads {
   }
 
   /**
-   * Trusts tokens from now on. VALIDATION_FAILED if they could belong to someone else, or if the issuer's keys cannot be fetched;
-   * that is recorded too.
+   * What a trust would be, under an id that is its own from then on. VALIDATION_FAILED if its tokens could belong to someone else,
+   * or if the issuer's keys cannot be fetched; that is recorded too.
    */
-  async create(tenantId: string, input: TrustInput, maker: string | null, by: Doer): Promise<WorkloadTrustRow> {
+  async checked(tenantId: string, input: TrustInput, by: Doer): Promise<NewTrust> {
     const own = this.audienceOf(tenantId);
     const audience = input.audience ?? own;
     if (audience !== own && !audience.startsWith(`${own}/`)) {
@@ -112,38 +124,54 @@ export class Workloads {
     }));
     if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults });
     await this.#assertIssuer(tenantId, input, by);
-    return this.#db.transaction(tenantId, async (em) => {
-      await assertEntitled(em, tenantId, by.actor, { maker });
-      await lockTenant(em, tenantId);
-      const now = this.#clock.now();
-      const others = await em.count(WorkloadTrust, { tenantId, revokedAt: null });
-      if (others >= MAX_PER_TENANT) throw new AppError('CONFLICT', `a tenant can trust ${MAX_PER_TENANT} workloads`);
-      const row = em.create(WorkloadTrust, {
-        tenantId,
-        id: newId('wlt', now),
-        label: input.label,
-        issuer: input.issuer,
-        audience,
-        jwksUri: input.jwks_uri ?? null,
-        match: input.match,
-        scopes: [...new Set(input.scopes)],
-        policies: input.policies ?? null,
-        createdBy: maker,
-        createdAt: new Date(now),
-      });
-      await em.flush();
-      await this.#announce(em, 'workload_trust.created', row, by.actor);
-      await this.#audit(em, tenantId, {
-        ...by,
-        action: 'workload_trust.created',
-        target: { type: 'workload_trust', id: row.id },
-        // a trust decides who can change policies
-        severity: 'warning',
-        detail: inWords(row),
-        afterHash: sha256Tag(canonicalJson(inHash(row))),
-      });
-      return row;
+    return {
+      id: newId('wlt', this.#clock.now()),
+      label: input.label,
+      issuer: input.issuer,
+      audience,
+      jwks_uri: input.jwks_uri ?? null,
+      match: input.match,
+      scopes: [...new Set(input.scopes)],
+      policies: input.policies ?? null,
+    };
+  }
+
+  /** A trust decides who can change policies, so each one counts as loosening. */
+  async effects(_em: EntityManager, _tenantId: string, patch: Record<string, unknown>): Promise<SettingEffect[]> {
+    return [{ setting: 'workload_trust', from: null, to: NewTrust.parse(patch.workload_trust), loosens: true }];
+  }
+
+  /** Trusts tokens from now on, in the caller's transaction, which locks the tenant's row. `maker`: the person who asked for it. */
+  async apply(
+    em: EntityManager,
+    tenantId: string,
+    { patch, by, maker, reason }: { patch: Record<string, unknown>; by: Doer; maker: string | null; reason: string },
+  ): Promise<void> {
+    const trust = NewTrust.parse(patch.workload_trust);
+    const others = await em.count(WorkloadTrust, { tenantId, revokedAt: null });
+    if (others >= MAX_PER_TENANT) throw new AppError('CONFLICT', `a tenant can trust ${MAX_PER_TENANT} workloads`);
+    const row = em.create(WorkloadTrust, { tenantId, ...this.rowOf(trust, maker) });
+    await em.flush();
+    await this.#announce(em, 'workload_trust.created', row, by.actor);
+    await this.#audit(em, tenantId, {
+      ...by,
+      action: 'workload_trust.created',
+      target: { type: 'workload_trust', id: row.id },
+      // a trust decides who can change policies
+      severity: 'warning',
+      reason,
+      detail: inWords(row),
+      afterHash: sha256Tag(canonicalJson(inHash(row))),
     });
+  }
+
+  find(tenantId: string, id: string): Promise<WorkloadTrustRow | null> {
+    return this.#db.reader(tenantId).findOne(WorkloadTrust, { id });
+  }
+
+  /** The row of a trust that is made now. */
+  rowOf({ jwks_uri: jwksUri, ...trust }: NewTrust, maker: string | null) {
+    return { ...trust, jwksUri, createdBy: maker, createdAt: new Date(this.#clock.now()) };
   }
 
   /** Once this resolves, no process accepts a token that was issued for the trust. NOT_FOUND if there is no such trust. */

@@ -149,7 +149,7 @@ const userRemove = command({
     const reason = reasonOf(flags);
     const userId = await withCore({}, async (core) => {
       const id = await memberId(core, flags.tenant, address);
-      await core.members.remove(flags.tenant, id, by, reason);
+      await core.members.remove(flags.tenant, id, by, { reason });
       return id;
     });
     print({ tenant_id: flags.tenant, user_id: userId, email: address, removed: true }, [`${address} was removed`]);
@@ -168,7 +168,8 @@ async function changeRole(
   const [address, which, reason] = [email(flags.email, '--email'), role(flags.role), reasonOf(flags)];
   const person = await withCore({}, async (core) => {
     const id = await memberId(core, flags.tenant, address);
-    await core.members[how](flags.tenant, id, which, by, reason);
+    if (how === 'grant') await core.members.grant(flags.tenant, id, which, by, reason);
+    else await core.members.revoke(flags.tenant, id, which, by, { reason });
     return core.members.get(flags.tenant, id);
   });
   print({ tenant_id: flags.tenant, user_id: person.id, email: address, roles: person.roles }, [

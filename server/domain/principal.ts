@@ -49,6 +49,8 @@ export type Principal =
       readonly id: string;
       /** The trust for which it was issued. */
       readonly trustId: string;
+      /** The person who made the trust; null if an operator did. */
+      readonly makerId: string | null;
       readonly scopes: readonly WorkloadScope[];
       /** The policies that it reaches: an id, or a prefix followed by `*`; null for all. */
       readonly policies: string | null;

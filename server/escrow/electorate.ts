@@ -1,6 +1,7 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { AgentKey, ApiKey, type HoldRow, Member, Policy, PolicyRevision } from '../../db/entities/index.ts';
 import type { HoldContext, HoldSnapshot, Tally } from '../../machines/escrow.ts';
+import { isAgentName, isNamedBy } from '../domain/agent-names.ts';
 import { hasRole, type Role } from '../domain/principal.ts';
 import { type Electorate, tally } from './quorum.ts';
 
@@ -38,7 +39,7 @@ export async function electorateOf(
     const members = await em.find(Member, { id: { $in: [...people] }, removedAt: null });
     for (const { id, roles } of members) if (hasRole(roles as Role[], 'approver')) approvers.add(id);
     // a key created for the agent since then also bars its people
-    const { all, agents } = await keyPeople(em, hold.agentId, hold.createdBy);
+    const { all, agents } = await keyPeople(em, hold.tenantId, hold, hold.createdBy);
     for (const id of all) ofKeys.add(id);
     for (const id of agents) ofAgent.add(id);
     if (!settings.policy_author_may_vote) {
@@ -51,7 +52,7 @@ export async function electorateOf(
   }
   const barred = (userId: string): string | undefined => {
     if (ofKeys.has(userId))
-      return 'a person who owns or created a key of the agent, or created the key that opened the hold, may not vote';
+      return 'a person who owns or created a key of the agent, changed a token issuer that may name it, or created the key that opened the hold, may not vote';
     if (authors.has(userId)) return 'an author of the live policy version may not vote in this tenant';
     return approvers.has(userId) ? undefined : 'this needs the role approver';
   };
@@ -63,15 +64,28 @@ export async function electorateOf(
 
 /**
  * The people who own or created a key of this agent, or created the key that opens a hold, whether or not the key still
- * works; and of them, those of the agent's keys. A key that was created with another key counts as created by that key's creator.
+ * works, or made or changed an issuer whose tokens may name the agent in its role; and of them, those of the agent. What was
+ * created with a key counts as created by that key's creator.
  */
 export async function keyPeople(
   em: EntityManager,
-  agentId: string,
+  tenantId: string,
+  { agentId, agentRole }: { agentId: string; agentRole: string },
   openedWith: string,
 ): Promise<{ all: string[]; agents: string[] }> {
   const keys = await em.find(AgentKey, { agentId });
-  const makers = keys.flatMap(({ createdBy }) => createdBy ?? []);
+  const issuers = await em.execute<{ ids: string[]; roles: string[]; changed_by: string[] }[]>(
+    `select settings->'agent_ids' as ids, settings->'agent_roles' as roles, changed_by from token_issuer
+     where tenant_id = ?`,
+    [tenantId],
+  );
+  // no token names an agent by another name, such as that of practice
+  const named = isAgentName(agentId) && isAgentName(agentRole);
+  const naming = issuers.filter(({ ids, roles }) => named && isNamedBy(ids, agentId) && isNamedBy(roles, agentRole));
+  const makers = [
+    ...keys.flatMap(({ createdBy }) => createdBy ?? []),
+    ...naming.flatMap(({ changed_by }) => changed_by),
+  ];
   const apiKeys = await em.find(ApiKey, { id: { $in: [...new Set(makers)] } });
   const agents = [
     ...makers,

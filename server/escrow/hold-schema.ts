@@ -88,7 +88,7 @@ export const HoldOut = z
       .array(z.string())
       .optional()
       .describe(
-        'people who owned or created a key of the agent, or created the key that opened it; not shown to agent keys',
+        'people who owned or created a key of the agent, changed a token issuer that may name it, or created the key that opened it; not shown to agent keys',
       ),
     session_id: z.string().optional(),
     notify_targets: z.array(z.string()),

@@ -29,6 +29,10 @@ import { eventPayload, holdNotFound, holdView, restore, showHold, shownHash } fr
 /** The actor for what time does. */
 export const SYSTEM: Doer = { actor: { type: 'system', id: 'control-plane' } };
 
+/** Why a release ends that people or systems no longer stand behind. */
+export const WITHDRAWN =
+  'who approved it, or reported its conditions, may no longer do so, and the others are not enough';
+
 /** One event for one hold, to the extent that it depends on the hold. */
 export interface Change {
   event: (
@@ -141,7 +145,7 @@ export class HoldSteps {
       ttlSeconds: r.ttl_seconds,
       source: more.source,
       createdBy: by.actor.id,
-      barredVoters: (await keyPeople(em, r.agent_id, by.actor.id)).all,
+      barredVoters: (await keyPeople(em, tenantId, { agentId: r.agent_id, agentRole: r.agent_role }, by.actor.id)).all,
       refusedUses: {},
       idempotencyLine: more.idempotency?.line ?? null,
       idempotencyKey: more.idempotency?.key ?? null,
@@ -201,6 +205,29 @@ export class HoldSteps {
       { effects: byTime, by: SYSTEM, afterHash: beforeHash },
       { effects, by, reason, detail, beforeHash, afterHash },
     ]);
+  }
+
+  /**
+   * Counts the approvals and reports of a locked hold again. A release that they no longer carry ends as cancelled: resolves to
+   * whether it did.
+   */
+  async recount(
+    em: EntityManager,
+    notify: Notify,
+    settings: VoteSettings,
+    hold: HoldRow,
+    at: number,
+  ): Promise<boolean> {
+    const [{ value: before }] = elapse(restore(hold), at);
+    await this.take(em, notify, settings, hold, at, SYSTEM, {
+      ...(before === 'released' && { reason: WITHDRAWN }),
+      event: async (_em, _hold, snapshot) => ({
+        type: 'recount',
+        tally: (await countOf(em, hold, snapshot, settings)).tally(),
+        at,
+      }),
+    });
+    return before === 'released' && hold.status === 'cancelled';
   }
 
   /** Stores what time has done by now to locked holds of a tenant. Resolves to the number of holds changed. */

@@ -341,8 +341,8 @@ async function reviewsFor(
  * open review excludes only its actor.
  */
 function waitsFor({ status, machineContext }: PolicyRow, userId: string, selfApproval: boolean): boolean {
-  const { authors, submitter, openReviews } = machineContext;
-  if (status === 'pending_approval' && (selfApproval || (!authors.includes(userId) && submitter !== userId)))
+  const { authors, submitter, submittedFor, openReviews } = machineContext;
+  if (status === 'pending_approval' && (selfApproval || ![...authors, submitter, submittedFor].includes(userId)))
     return true;
   return openReviews.some(({ actor }) => actor !== userId);
 }

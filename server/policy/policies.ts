@@ -127,7 +127,7 @@ export class Policies {
     const tests = input.tests_source ?? null;
     const compiled = await this.#compile(tenantId, id, input.dsl_source, tests);
     return this.#db.transaction(tenantId, async (em, notify) => {
-      const [snapshot, effects] = createPolicy(by.author ?? by.person);
+      const [snapshot, effects] = createPolicy(by.author ?? by.person, by.maker);
       const policy = em.create(Policy, {
         tenantId,
         id,

@@ -17,6 +17,8 @@ export interface Who {
   admin: boolean;
   /** A pipeline that may submit what it wrote. */
   asks?: boolean;
+  /** Who made the trust through which a pipeline acts: its changes count as theirs too. */
+  maker?: string | undefined;
 }
 
 export function whoOf(principal: Principal): Who {
@@ -27,6 +29,7 @@ export function whoOf(principal: Principal): Who {
     signedIn,
     admin: signedIn && hasRole(principal.roles, 'admin'),
     asks: principal.kind === 'workload_token' && principal.scopes.includes('policies:submit'),
+    maker: (principal.kind === 'workload_token' && principal.makerId) || undefined,
   };
 }
 
@@ -272,9 +275,10 @@ export type BareEvent = PolicyEvent extends infer E
   : never;
 type Circumstances = ReturnType<typeof circumstancesOf>;
 
-export function circumstancesOf({ person, signedIn, admin, asks = false }: Who, rules: Rules) {
+export function circumstancesOf({ person, signedIn, admin, asks = false, maker }: Who, rules: Rules) {
   return {
     actor: person,
+    ...(maker !== undefined && { maker }),
     signedIn,
     asks,
     admin,

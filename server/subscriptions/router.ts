@@ -33,6 +33,12 @@ const SubscriptionOut = z
     active: z.boolean(),
     queues: z.boolean().describe('whether events are queued for it: also while it is paused with `paused_keep`'),
     destination_config: DestinationConfigOut,
+    created_by: z.string(),
+    owner_id: z
+      .string()
+      .describe(
+        'who made it, last changed its address, or took it over: it is paused when they are no longer an admin',
+      ),
     created_at: z.iso.datetime(),
     updated_at: z.iso.datetime(),
     previous_secret_until: z.iso.datetime().optional().describe('the previous secret also signs until then'),

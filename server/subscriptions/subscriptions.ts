@@ -1,7 +1,7 @@
 import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
 import { type DestinationConfig, Subscription, type SubscriptionRow } from '../../db/entities/index.ts';
 import { deleteInBatches } from '../../db/forget.ts';
-import type { Database, WriteAudit } from '../../db/index.ts';
+import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
 import type { AuditAction, Doer } from '../domain/audit.ts';
 import { type DestinationType, kindOf } from '../domain/destinations.ts';
@@ -47,6 +47,9 @@ export interface SubscriptionView {
   /** Whether events are queued for it. */
   queues: boolean;
   destination_config: DestinationConfig;
+  created_by: string;
+  /** Who last chose where it sends. */
+  owner_id: string;
   created_at: string;
   updated_at: string;
   /** Until then deliveries are also signed with the previous secret. */
@@ -139,6 +142,7 @@ export class Subscriptions {
         disabledAt: null,
         disabledReason: null,
         createdBy: by.actor.id,
+        ownerId: by.actor.id,
         createdAt: now,
         updatedAt: now,
       });
@@ -199,6 +203,8 @@ export class Subscriptions {
       }
       const paused = patch.active === false && row.active;
       const resumed = patch.active === true && !row.active;
+      // whoever resumes what nobody answers for takes it over
+      if (url || (resumed && !(await isAdmins(em, tenantId, row.ownerId)))) row.ownerId = by.actor.id;
       if (paused || resumed) {
         row.active = !row.active;
         if (resumed) row.queuesSince ??= now;
@@ -283,6 +289,54 @@ export class Subscriptions {
       if (count < STEP_BATCH) return total;
       after = last;
     }
+  }
+
+  /**
+   * Pauses, in the caller's transaction, the subscriptions that send where this person chose, by themselves or with a key of
+   * theirs, because they are no longer an admin: what the events contain is not for them any more. Another admin takes one over by
+   * resuming it. With `heir`, all go on and are the heir's. Resolves to their ids.
+   */
+  async leave(
+    em: EntityManager,
+    notify: Notify,
+    tenantId: string,
+    { userId, heir }: { userId: string; heir: string | null },
+    by: Doer,
+  ): Promise<string[]> {
+    const now = new Date(this.#clock.now());
+    const rows = await em.execute<{ id: string; active: boolean }[]>(
+      `select id, active from subscription where tenant_id = ? and ${OWNED} order by id for update`,
+      [tenantId, userId, tenantId, userId],
+    );
+    const ids = rows.map(({ id }) => id);
+    if (ids.length === 0) return ids;
+    const them = 'id in (select jsonb_array_elements_text(?::jsonb))';
+    const which = [tenantId, JSON.stringify(ids)];
+    if (heir !== null) {
+      await em.execute(`update subscription set owner_id = ?, updated_at = ? where tenant_id = ? and ${them}`, [
+        heir,
+        now,
+        ...which,
+      ]);
+    } else {
+      await em.execute(
+        `update subscription set active = false, updated_at = ?, row_version = row_version + 1 where tenant_id = ? and ${them}`,
+        [now, ...which],
+      );
+      // whoever is sending there stops: raising the fence revokes its lease
+      await em.execute(
+        `update delivery_lane set fence = fence + 1, leased_until = null, not_before = null, due_at = null, room = null,
+           failing_since = null, gone_since = null where tenant_id = ? and ${them}`,
+        which,
+      );
+    }
+    for (const { id, active } of rows) {
+      await notify('destinations', id);
+      const how =
+        heir !== null ? `taken over from ${userId}` : active ? `paused: ${userId} chose where it sends` : undefined;
+      if (how) await this.#record(em, tenantId, 'subscription.updated', id, by, how);
+    }
+    return ids;
   }
 
   /**
@@ -489,6 +543,8 @@ export class Subscriptions {
       active: row.active,
       queues: row.queuesSince != null,
       destination_config: row.destinationConfig,
+      created_by: row.createdBy,
+      owner_id: row.ownerId,
       created_at: row.createdAt.toISOString(),
       updated_at: row.updatedAt.toISOString(),
       ...(until && until.getTime() > now && { previous_secret_until: until.toISOString() }),
@@ -497,6 +553,19 @@ export class Subscriptions {
       ...(failingSince && { failing_since: failingSince.toISOString() }),
     };
   }
+}
+
+/** Takes the tenant and the person twice. */
+const OWNED = `(owner_id = ? or owner_id in (select k.id from api_key k where k.tenant_id = ? and k.created_by = ?))`;
+
+/** Whether a person is an admin now, or a key works; an operator always. */
+async function isAdmins(em: EntityManager, tenantId: string, id: string): Promise<boolean> {
+  const ended = await em.execute<unknown[]>(
+    `select 1 from member where tenant_id = ? and id = ? and (removed_at is not null or not 'admin' = any(roles))
+     union all select 1 from api_key where tenant_id = ? and id = ? and revoked_at is not null`,
+    [tenantId, id, tenantId, id],
+  );
+  return ended.length === 0;
 }
 
 /** What `open` returns; undefined if it fails because the value was changed in the database or sealed with another master key. */

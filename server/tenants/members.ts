@@ -36,6 +36,17 @@ export interface PersonFilter {
   offset: number;
 }
 
+/** What a person made that acts without them, and what rests on their approval. */
+export interface Left {
+  workload_trust: { id: string; label: string }[];
+  /** Those that they were the last to make or change. */
+  token_issuers: string[];
+  /** Those that send where they chose. */
+  subscriptions: { id: string; destination_type: string; active: boolean }[];
+  /** Releases that count their approval or report. */
+  releases: { id: string; agent_id: string; action_summary: string }[];
+}
+
 /** What else a person has besides roles, revoked by other features. */
 export interface Holdings {
   /** Ends the person's sessions and the links that would start one; resolves to how many sessions. */
@@ -49,6 +60,17 @@ export interface Holdings {
     which: 'all' | 'made',
     by: Doer,
   ): Promise<number>;
+  /**
+   * Ends what was set up by the person and acts without them, or hands it to `heir`: their subscriptions are paused, their token
+   * issuers end. Resolves to what each was.
+   */
+  leave(
+    em: EntityManager,
+    notify: Notify,
+    tenantId: string,
+    who: { userId: string; heir: string | null },
+    by: Doer,
+  ): Promise<{ subscriptions: string[]; issuers: string[] }>;
   /** Throws CONFLICT if only single sign-on lets people in, and this is the last admin who can use it. */
   assertAdminStays(em: EntityManager, tenantId: string, without: string): Promise<void>;
   /** Stops all mail to the person, including what is queued. */
@@ -112,6 +134,37 @@ export class Members {
     );
   }
 
+  /** What removing the person ends, pauses or calls into question, at most 1,000 of each kind. NOT_FOUND if no one has the id. */
+  async left(tenantId: string, userId: string): Promise<Left> {
+    await this.get(tenantId, userId);
+    const theirs = (column: string) =>
+      `(${column} = $2 or ${column} in (select k.id from api_key k where k.tenant_id = $1 and k.created_by = $2))`;
+    const ask = <Row extends object>(sql: string, ...more: unknown[]) =>
+      this.#db.query<Row>(tenantId, `${sql} limit 1000`, [tenantId, userId, ...more]);
+    const [workload_trust, token_issuers, subscriptions, releases] = await Promise.all([
+      ask<Left['workload_trust'][number]>(
+        `select id, label from workload_trust where tenant_id = $1 and created_by = $2 and revoked_at is null order by id`,
+      ),
+      ask<{ issuer: string }>(
+        `select issuer from token_issuer where tenant_id = $1 and ${theirs('changed_by[cardinality(changed_by)]')}
+         order by place`,
+      ),
+      ask<Left['subscriptions'][number]>(
+        `select id, destination_type, active from subscription where tenant_id = $1 and ${theirs('owner_id')} order by id`,
+      ),
+      ask<Left['releases'][number]>(
+        `select h.id, h.agent_id, h.action_summary from escrow_hold h
+         where h.tenant_id = $1 and h.status = 'released' and h.ends_at > $3
+           and (h.machine_context->'conditions' @> $4::jsonb or exists (select 1 from escrow_vote v
+             where v.tenant_id = h.tenant_id and v.hold_id = h.id and v.user_id = $2 and v.decision = 'approve'))
+         order by h.ends_at, h.id`,
+        new Date(this.#clock.now()),
+        JSON.stringify([{ satisfied: true, behind: [userId] }]),
+      ),
+    ]);
+    return { workload_trust, token_issuers: token_issuers.map(({ issuer }) => issuer), subscriptions, releases };
+  }
+
   /** NOT_FOUND if no one has the id. People who were removed are found. */
   async get(tenantId: string, userId: string): Promise<Person> {
     const [person] = await this.#db.query<Person>(
@@ -141,9 +194,15 @@ export class Members {
 
   /**
    * Takes a role away. NOT_FOUND if the person does not hold it; CONFLICT if no other admin could sign in. What a person created
-   * as an admin ends with the role: keys, open invitations, and pending changes of settings.
+   * as an admin ends with the role, as in `remove`.
    */
-  async revoke(tenantId: string, userId: string, role: Role, by: Doer, reason: string): Promise<void> {
+  async revoke(
+    tenantId: string,
+    userId: string,
+    role: Role,
+    by: Doer,
+    { reason, heir = null }: { reason: string; heir?: string | null },
+  ): Promise<void> {
     const how = { done: 'role.revoked', refused: 'role.revocation_refused', detail: role, reason } as const;
     await this.#change(tenantId, userId, by, how, async (member, { em, notify, admins }) => {
       if (!member.roles.includes(role)) throw new AppError('NOT_FOUND', `this person does not have the role ${role}`);
@@ -157,16 +216,23 @@ export class Members {
       await electorateChanged(em, tenantId, before, member.roles);
       if (role !== 'admin') return undefined;
       const keys = await this.#holdings.revokeKeys(em, notify, tenantId, userId, 'made', by);
-      return keys + invitations > 0 ? `admin; ${keys} keys and ${invitations} invitations revoked` : undefined;
+      const left = await this.#leave(em, notify, tenantId, { userId, heir }, by);
+      const ended = keys + invitations > 0 ? [`${keys} keys and ${invitations} invitations revoked`] : [];
+      return ended.length + left.length > 0 ? ['admin', ...ended, ...left].join('; ') : undefined;
     });
   }
 
   /**
    * Removes a person: their roles, sessions, links and approver groups are gone, and so are the keys that they created or are
-   * responsible for (they may have a copy), and the invitations that they sent. Nothing lets them in until they are invited
-   * again. CONFLICT for the last admin who can sign in.
+   * responsible for (they may have a copy), and the invitations that they sent. Their subscriptions are paused and their token
+   * issuers end, unless `heir` takes them over. Nothing lets them in until they are invited again. CONFLICT for the last admin who can sign in.
    */
-  async remove(tenantId: string, userId: string, by: Doer, reason: string): Promise<void> {
+  async remove(
+    tenantId: string,
+    userId: string,
+    by: Doer,
+    { reason, heir = null }: { reason: string; heir?: string | null },
+  ): Promise<void> {
     const how = { done: 'member.removed', refused: 'member.removal_refused', reason } as const;
     await this.#change(tenantId, userId, by, how, async (member, { em, notify, admins }) => {
       const before = member.roles;
@@ -187,11 +253,28 @@ export class Members {
       const sessions = await this.#holdings.signOut(em, tenantId, userId);
       const groups = await this.#holdings.leaveGroups(em, notify, tenantId, userId);
       const keys = await this.#holdings.revokeKeys(em, notify, tenantId, userId, 'all', by);
+      const left = await this.#leave(em, notify, tenantId, { userId, heir }, by);
       return [
         `${sessions} sessions ended, ${keys} keys and ${invitations} invitations revoked`,
         ...(groups.length > 0 ? [`out of ${groups.join(', ')}`] : []),
+        ...left,
       ].join('; ');
     });
+  }
+
+  /** In words: what became of what a former admin set up. */
+  async #leave(
+    em: EntityManager,
+    notify: Notify,
+    tenantId: string,
+    { userId, heir: named }: { userId: string; heir: string | null },
+    by: Doer,
+  ): Promise<string[]> {
+    const heir = named === userId ? null : named;
+    const { subscriptions, issuers } = await this.#holdings.leave(em, notify, tenantId, { userId, heir }, by);
+    const said = (kind: string, ended: string, names: readonly string[]) =>
+      names.length > 0 ? [`${kind} ${heir === null ? ended : `taken over by ${heir}`}: ${names.join(', ')}`] : [];
+    return [...said('subscriptions', 'paused', subscriptions), ...said('token issuers', 'ended', issuers)];
   }
 
   /**

@@ -72,6 +72,28 @@ function userOut(person: Person) {
   };
 }
 
+const LeftOut = z
+  .object({
+    workload_trust: z.array(z.object({ id: z.string(), label: z.string() })).describe('they end'),
+    token_issuers: z.array(z.string()).describe('those that they were the last to make or change: they end'),
+    subscriptions: z
+      .array(z.object({ id: z.string(), destination_type: z.string(), active: z.boolean() }))
+      .describe('those that send where they chose: they are paused, and an admin who resumes one takes it over'),
+    releases: z
+      .array(z.object({ id: z.string(), agent_id: z.string(), action_summary: z.string() }))
+      .describe('released holds that count their approval or report: they end as cancelled unless the others suffice'),
+  })
+  .meta({ id: 'LeftBehind' });
+
+const takeOver = z
+  .stringbool()
+  .optional()
+  .describe('true: their subscriptions and token issuers go on, and are the caller’s from then on');
+
+/** Who takes over what a person leaves behind. */
+const heirOf = ({ principal }: { principal: Principal }, taken = false) =>
+  taken ? (ownerOf(principal) ?? principal.id) : null;
+
 /** People and their roles. */
 export function usersRouter(members: Members) {
   return trpc.router({
@@ -100,6 +122,17 @@ export function usersRouter(members: Members) {
       .output(UserOut)
       .query(async ({ ctx, input }) => userOut(await members.get(ctx.tenantId, input.id))),
 
+    left: route('GET /v1/users/{id}/left-behind', access, {
+      summary: 'List what a person set up that acts without them, and the releases that rest on their approval',
+      description:
+        'What ends, is paused or called into question if they are removed, besides their keys. Up to 1,000 of each.',
+      tag,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject(Id))
+      .output(LeftOut)
+      .query(({ ctx, input }) => members.left(ctx.tenantId, input.id)),
+
     grant: route('POST /v1/users/{id}/roles', access, {
       summary: 'Grant a role',
       description: 'Each role includes those before it: viewer, author, approver, admin.',
@@ -116,30 +149,32 @@ export function usersRouter(members: Members) {
     revoke: route('DELETE /v1/users/{id}/roles/{role}', access, {
       summary: 'Revoke a role',
       description:
-        'Takes effect immediately. When a person stops being an admin, their keys, open invitations and pending settings changes end. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.',
+        'Takes effect immediately. When a person stops being an admin, their keys, workload trusts, token issuers, open invitations and pending settings changes end, and their subscriptions are paused. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.',
       tag,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
     })
-      .input(z.strictObject({ ...Id, role: z.enum(ROLES), reason: askedReason }))
+      .input(z.strictObject({ ...Id, role: z.enum(ROLES), reason: askedReason, take_over: takeOver }))
       .output(UserOut)
       .mutation(async ({ ctx, input }) => {
-        await members.revoke(ctx.tenantId, input.id, input.role, doerOf(ctx), await reasonFor(ctx, input.reason));
+        const how = { reason: await reasonFor(ctx, input.reason), heir: heirOf(ctx, input.take_over) };
+        await members.revoke(ctx.tenantId, input.id, input.role, doerOf(ctx), how);
         return userOut(await members.get(ctx.tenantId, input.id));
       }),
 
     remove: route('DELETE /v1/team/{userId}', access, {
       summary: 'Remove a person from the team',
       description:
-        'Immediately ends the person’s roles, sessions and sign-in links, the keys that they created or are responsible for, and the invitations that they sent. A new invitation restores the same account. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.',
+        'Immediately ends the person’s roles, sessions and sign-in links, the keys that they created or are responsible for, and the workload trusts, token issuers and invitations that they made, and pauses their subscriptions. `GET /v1/users/{id}/left-behind` lists these. A new invitation restores the same account. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.',
       tag,
       status: 204,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
     })
-      .input(z.strictObject({ userId: text(64), reason: askedReason }))
+      .input(z.strictObject({ userId: text(64), reason: askedReason, take_over: takeOver }))
       .output(z.void())
-      .mutation(async ({ ctx, input }) =>
-        members.remove(ctx.tenantId, input.userId, doerOf(ctx), await reasonFor(ctx, input.reason)),
-      ),
+      .mutation(async ({ ctx, input }) => {
+        const how = { reason: await reasonFor(ctx, input.reason), heir: heirOf(ctx, input.take_over) };
+        await members.remove(ctx.tenantId, input.userId, doerOf(ctx), how);
+      }),
   });
 }
 

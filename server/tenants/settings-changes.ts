@@ -11,6 +11,7 @@ import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { type SecretBox, sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
+import { assertEntitled } from '../rpc/entitled.ts';
 import { REASON_MISSING } from '../rpc/fields.ts';
 import {
   differences,
@@ -51,19 +52,28 @@ export interface GuardedPart {
     patch: Record<string, unknown>,
     secret: string | undefined,
   ): Promise<readonly SettingEffect[] | Refusal>;
-  /** Applies the change and writes its audit record. */
+  /** Applies the change and writes its audit record. `maker`: the person who asked for it; null for a key of no one. */
   apply(
     em: EntityManager,
     tenantId: string,
-    change: { patch: Record<string, unknown>; secret: string | undefined; by: Doer; reason: string },
+    change: {
+      patch: Record<string, unknown>;
+      secret: string | undefined;
+      by: Doer;
+      maker: string | null;
+      reason: string;
+    },
   ): Promise<void>;
 }
+
+/** What is guarded like settings: how people sign in, and whose tokens count as an agent's or a pipeline's. */
+export type GuardedName = Exclude<SettingsChangeRow['part'], 'settings'>;
 
 interface Parts {
   db: Database;
   box: SecretBox;
-  /** The identity provider. Whoever chooses the provider can sign in as anyone. */
-  sso: GuardedPart;
+  /** `sso`: whoever chooses the identity provider can sign in as anyone. */
+  guarded: Readonly<Record<GuardedName, GuardedPart>>;
   clock: Clock;
   audit: WriteAudit;
   objection: SettingsObjection;
@@ -139,44 +149,45 @@ export class SettingsChanges {
   }
 
   /**
-   * Changes how people sign in at the identity provider, under the rules for guarded settings: only by a signed-in
-   * person or the operator, with a reason. Resolves with the pending change; null if the change was applied. NOT_FOUND
-   * if there is nothing to change.
+   * Changes a guarded part, under the rules for guarded settings. How people sign in is only for a signed-in person or the
+   * operator; the others are for keys too, unless approval is required and the change removes a safeguard. Resolves with the
+   * pending change; null if the change was applied. NOT_FOUND if there is no identity provider to change.
    */
-  async changeSso(
+  async changePart(
     tenantId: string,
-    asked: { patch: Record<string, unknown>; secret?: string | undefined; reason: string },
+    part: GuardedName,
+    asked: { patch: Record<string, unknown>; secret?: string | undefined; reason: string; maker?: string | null },
     by: Doer,
   ): Promise<SettingsChangeRow | null> {
-    const { patch, secret, reason } = asked;
-    const { sso } = this.#parts;
-    const isPerson = by.actor.type === 'user';
+    const { patch, secret, reason, maker = by.actor.type === 'user' ? by.actor.id : null } = asked;
+    const guarded = this.#parts.guarded[part];
+    const isKey = by.actor.type !== 'user' && by.actor.type !== 'operator';
     const outcome = await this.#parts.db.transaction(tenantId, async (em, notify) => {
-      const people = await lockPeople(em, tenantId, isPerson ? [by.actor.id] : []);
-      if (isPerson) assertRole(people, by.actor.id, 'admin');
+      await assertEntitled(em, tenantId, by.actor, { maker });
       const before = this.#read(await lockStored(em, tenantId));
-      if (!isPerson && by.actor.type !== 'operator') {
-        const error = new AppError('FORBIDDEN', 'only a signed-in person can change how people sign in');
-        return this.#refused(em, tenantId, by, 'settings.change_refused', error);
-      }
-      const effects = await sso.effects(em, tenantId, patch, secret);
+      const onlyPeople = (what: string) =>
+        this.#refused(em, tenantId, by, 'settings.change_refused', new AppError('FORBIDDEN', what));
+      if (isKey && part === 'sso') return onlyPeople('only a signed-in person can change how people sign in');
+      const effects = await guarded.effects(em, tenantId, patch, secret);
       if ('error' in effects) return this.#refused(em, tenantId, by, effects.action, effects.error);
-      if (effects.length === 0) throw new AppError('NOT_FOUND');
-      if (isPerson && before.approval_required && effects.some(({ loosens }) => loosens)) {
+      if (effects.length === 0 && part === 'sso') throw new AppError('NOT_FOUND');
+      if (by.actor.type !== 'operator' && before.approval_required && effects.some(({ loosens }) => loosens)) {
+        if (isKey) return onlyPeople('this tenant requires approval: only a signed-in person can ask for this');
         const detail = effects.map(
           ({ setting, from, to }) => `${setting}: ${canonicalJson(from)} → ${canonicalJson(to)}`,
         );
         return this.#propose(em, notify, tenantId, {
-          part: 'sso',
+          part,
           patch,
           changes: effects,
           secret,
           reason,
           by,
-          detail: detail.join('; '),
+          detail: bounded(detail.join('; ')),
         });
       }
-      await sso.apply(em, tenantId, { patch, secret, by, reason });
+      await guarded.apply(em, tenantId, { patch, secret, by, maker, reason });
+      await notify('settings');
       return null;
     });
     if (outcome instanceof AppError) throw outcome;
@@ -217,7 +228,8 @@ export class SettingsChanges {
       const secret = row.secretSealed
         ? this.#parts.box.open(row.secretSealed, secretContext(tenantId, id)).toString()
         : undefined;
-      const effects = row.part === 'sso' ? await this.#parts.sso.effects(em, tenantId, patch, secret) : undefined;
+      const guarded = row.part === 'settings' ? undefined : this.#parts.guarded[row.part];
+      const effects = await guarded?.effects(em, tenantId, patch, secret);
       if (effects && 'error' in effects) return this.#refused(em, tenantId, by, effects.action, effects.error, id);
       // exactly what the approver saw is applied
       const current = effects ?? shown(differences(this.#read(stored), this.#read(patched(stored, patch))));
@@ -243,8 +255,8 @@ export class SettingsChanges {
         reason: comment,
         detail: `requested by ${row.proposedBy}`,
       });
-      if (effects) {
-        await this.#parts.sso.apply(em, tenantId, { patch, secret, by, reason });
+      if (guarded) {
+        await guarded.apply(em, tenantId, { patch, secret, by, maker: row.proposedBy, reason });
         await notify('settings');
         return row;
       }
@@ -493,7 +505,10 @@ function describePatch(before: Settings, after: Settings, patch: SettingsPatch):
       return change ? [`${name}/${key}: ${change}`] : [];
     });
   });
-  const text = parts.join('; ');
+  return bounded(parts.join('; '));
+}
+
+function bounded(text: string): string {
   if (text.length <= MAX_DESCRIPTION) return text;
   // never cut a surrogate pair, whose half would become a replacement character
   return `${text.slice(0, MAX_DESCRIPTION).replace(/[\ud800-\udbff]$/, '')}…`;

@@ -54,6 +54,7 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'GET /v1/users/{id}': ['admin', 'admin'],
   'POST /v1/users/{id}/roles': ['admin', 'admin'],
   'DELETE /v1/users/{id}/roles/{role}': ['admin', 'admin'],
+  'GET /v1/users/{id}/left-behind': ['admin', 'admin'],
   'GET /v1/users/{id}/sessions': ['admin', 'admin'],
   'DELETE /v1/users/{id}/sessions': ['admin', 'admin'],
   'DELETE /v1/users/{id}/sessions/{session_id}': ['admin', 'admin'],

@@ -12,6 +12,7 @@ const server = useServer();
 const FOR_A_REASON = (
   [
     ...['DELETE /v1/keys/{id}', 'DELETE /v1/agent-keys/{id}', 'DELETE /v1/workload-trust/{id}'],
+    'POST /v1/workload-trust',
     ...['POST /v1/users/{id}/roles', 'DELETE /v1/users/{id}/roles/{role}', 'DELETE /v1/team/{userId}'],
     ...['PUT /v1/settings/sso', 'DELETE /v1/settings/sso', 'DELETE /v1/settings/sso/identities/{user_id}'],
     ...['DELETE /v1/settings/sso/domains/{domain}', 'PUT /v1/settings/token-issuers'],

@@ -299,8 +299,8 @@ describe('what it was exchanged for', () => {
 
   test('is the author of its drafts, may submit them where it is trusted to, and approves nothing', async () => {
     const own = await server.tenant();
-    await own.set({ approval_required: true });
     const id = await trust(server, own, issuer);
+    await own.set({ approval_required: true });
     const token = await workloadToken(server, own, issuer, ALL);
     const stated = { repo: 'evil/lies', path: 'policies/p.cedar', actor: '"; approved' };
     await server.call(201, 'POST /v1/policies', token, { id: 'p', dsl_source: READS, source: stated });
@@ -335,6 +335,238 @@ describe('what it was exchanged for', () => {
     await own.set({ approval_required: true });
     await server.call(201, 'POST /v1/policies', own.admin, { id: 'p', dsl_source: READS });
     await server.call(403, 'POST /v1/policies/p/submit', own.operatorKey, {});
+  });
+});
+
+describe('four eyes', () => {
+  const asked = () => ({ label: 'mine', issuer: issuer.issuer, match: GITHUB_MATCH, scopes: ALL.split(' ') });
+  const code = async (who: Credential, line: string, body: object = {}) =>
+    (await server.call(403, line, who, body)).body.code;
+
+  test('who made a trust is an author of what is written and submitted through it', async () => {
+    const own = await server.tenant();
+    const [maker, other] = [await own.person('admin'), await own.person('admin')];
+    await server.call(201, 'POST /v1/workload-trust', maker, asked());
+    await own.set({ approval_required: true, policy_author_may_vote: false });
+    const token = await workloadToken(server, own, issuer, ALL);
+    const held = `@id("r") @escrow("single") ${READS}`;
+    await server.call(201, 'POST /v1/policies', token, { id: 'p', dsl_source: held });
+    await server.call(200, 'POST /v1/policies/p/submit', token, {});
+    expect(await code(maker, 'POST /v1/policies/p/approve', { version: 1 })).toBe('SELF_APPROVAL');
+    await server.call(200, 'POST /v1/policies/p/approve', other, { version: 1 });
+    // and of its holds, as of any author
+    const agent = await own.agent('bot-1', 'clerk');
+    const call = { action_type: 'tool_call', tool_name: 'read' };
+    const { body } = await server.call<{ escrow: { id: string } }>(200, 'POST /v1/evaluate', agent, call);
+    const vote = { decision: 'approve', reason: 'fine' };
+    expect(await code(maker, `POST /v1/escrow/${body.escrow.id}/vote`, vote)).toBe('FORBIDDEN');
+    await server.call(200, `POST /v1/escrow/${body.escrow.id}/vote`, other, vote);
+    // it only submits what somebody else wrote
+    await server.call(200, 'PUT /v1/policies/p', other, { dsl_source: `${held}\n// more` });
+    await server.call(200, 'POST /v1/policies/p/submit', token, {});
+    expect(await code(maker, 'POST /v1/policies/p/approve', { version: 2 })).toBe('SELF_APPROVAL');
+    await server.call(200, 'POST /v1/policies/p/approve', await own.person('approver'), { version: 2 });
+  });
+
+  test('where approval is required, a trust waits for a second person, and still belongs to the first', async () => {
+    const own = await server.tenant();
+    const [maker, other] = [await own.person('admin'), await own.person('approver')];
+    await own.set({ approval_required: true });
+    expect(await code(own.admin, 'POST /v1/workload-trust', asked())).toBe('FORBIDDEN');
+    const made = await server.call<{ id: string; waiting: string }>(201, 'POST /v1/workload-trust', maker, {
+      ...asked(),
+      reason: 'our pipeline',
+    });
+    const { id, waiting } = made.body;
+    const listed = async () => {
+      const { body } = await server.call<{ workload_trust: object[] }>(200, 'GET /v1/workload-trust', own.admin);
+      return body.workload_trust;
+    };
+    expect(await listed()).toEqual([]);
+    await exchange(401, await issuer.sign(run({ aud: audienceOf(server, own) })));
+    const approve = `POST /v1/settings/changes/${waiting}/approve`;
+    expect(await code(maker, approve)).toBe('SELF_APPROVAL');
+    const { body: change } = await server.call(200, approve, other, {});
+    expect(change).toMatchObject({ status: 'approved', reason: 'our pipeline', changes: [{ to: { id } }] });
+    expect(await listed()).toMatchObject([{ id, created_by: maker.userId }]);
+    const token = await workloadToken(server, own, issuer, ALL);
+    await server.call(201, 'POST /v1/policies', token, { id: 'p', dsl_source: READS });
+    await server.call(200, 'POST /v1/policies/p/submit', token, {});
+    expect(await code(maker, 'POST /v1/policies/p/approve', { version: 1 })).toBe('SELF_APPROVAL');
+    // the trust that waits ends with the role of who asked for it
+    const { body: again } = await server.call<{ waiting: string }>(201, 'POST /v1/workload-trust', maker, asked());
+    await server.call(200, `DELETE /v1/users/${maker.userId}/roles/admin`, own.admin);
+    await server.call(409, `POST /v1/settings/changes/${again.waiting}/approve`, other, {});
+    expect(await listed()).toEqual([]);
+  });
+
+  test('and so does a token issuer that is added or changed, while one is removed at once', async () => {
+    const own = await server.tenant();
+    const [maker, other] = [await own.person('admin'), await own.person('admin')];
+    const names = { agent_id_claim: 'sub', agent_role_claim: 'role', agent_ids: ['bot-*'], agent_roles: ['clerk'] };
+    const list = (more: object = {}) => ({
+      token_issuers: [{ issuer: issuer.issuer, audience: 'us', ...names, ...more }],
+    });
+    const put = async (who: Credential, body: object) =>
+      (await server.call<Issuers>(200, 'PUT /v1/settings/token-issuers', who, body)).body;
+    type Issuers = { token_issuers: object[]; changed_by: Record<string, string[]>; waiting: string | null };
+    await own.set({ approval_required: true });
+    expect(await code(own.admin, 'PUT /v1/settings/token-issuers', list())).toBe('FORBIDDEN');
+    const first = await put(maker, list());
+    expect(first).toEqual({ token_issuers: [], changed_by: {}, waiting: expect.any(String) });
+    expect(await code(maker, `POST /v1/settings/changes/${first.waiting}/approve`)).toBe('SELF_APPROVAL');
+    await server.call(200, `POST /v1/settings/changes/${first.waiting}/approve`, other, {});
+    // the same list again changes nothing, and needs nobody
+    const by = (...people: { userId: string }[]) => ({ [issuer.issuer]: people.map(({ userId }) => userId) });
+    expect(await put(other, list())).toMatchObject({ changed_by: by(maker), waiting: null });
+    const [changed, stale] = [
+      await put(other, list({ audience: 'them' })),
+      await put(maker, list({ audience: 'you' })),
+    ];
+    expect(changed.token_issuers).toMatchObject([{ audience: 'us' }]);
+    await server.call(200, `POST /v1/settings/changes/${changed.waiting}/approve`, maker, {});
+    expect((await server.call(409, `POST /v1/settings/changes/${stale.waiting}/approve`, other, {})).body.code).toBe(
+      'CONFLICT',
+    );
+    const { body: now } = await server.call<Issuers>(200, 'GET /v1/settings/token-issuers', own.admin);
+    expect(now).toMatchObject({ token_issuers: [{ audience: 'them' }], changed_by: by(maker, other) });
+    expect(await put(own.admin, { token_issuers: [] })).toEqual({ token_issuers: [], changed_by: {}, waiting: null });
+  });
+
+  test('who made or changed an issuer that may name an agent does not vote on its holds', async () => {
+    const own = await server.tenant();
+    const [maker, changer, third] = [
+      await own.person('admin'),
+      await own.person('admin'),
+      await own.person('approver'),
+    ];
+    const names = { agent_id_claim: 'sub', agent_role_claim: 'role', agent_ids: ['bot-*'], agent_roles: ['clerk'] };
+    const opener = await own.key('proxy');
+    const open = async (agent_id: string, agent_role: string) => {
+      const { body } = await server.call<{ id: string; barred_voters: string[] }>(201, 'POST /v1/escrow', opener, {
+        ...{ action_hash: `sha256:${'a'.repeat(64)}`, agent_id, agent_role, action_type: 'tool_call' },
+        ...{ action_summary: 'pays', hold_type: 'single', ttl_seconds: 600 },
+      });
+      return body;
+    };
+    const before = await open('bot-1', 'clerk');
+    for (const [who, audience] of [
+      [maker, 'us'],
+      [changer, 'them'],
+    ] as const) {
+      const token_issuers = [{ issuer: issuer.issuer, audience, ...names }];
+      await server.call(200, 'PUT /v1/settings/token-issuers', who, { token_issuers });
+    }
+    const after = await open('bot-2', 'clerk');
+    expect(after.barred_voters).toEqual(expect.arrayContaining([maker.userId, changer.userId]));
+    const vote = { decision: 'approve', reason: 'fine' };
+    for (const hold of [before, after]) {
+      for (const who of [maker, changer]) {
+        expect(await code(who, `POST /v1/escrow/${hold.id}/vote`, vote)).toBe('FORBIDDEN');
+      }
+      await server.call(200, `POST /v1/escrow/${hold.id}/vote`, third, vote);
+    }
+    // an agent that it cannot name, or not in this role
+    for (const [id, role] of [
+      ['other', 'clerk'],
+      ['bot-1', 'boss'],
+    ] as const) {
+      await server.call(200, `POST /v1/escrow/${(await open(id, role)).id}/vote`, maker, vote);
+    }
+  });
+});
+
+describe('what a former admin set up', () => {
+  const names = { agent_id_claim: 'sub', agent_role_claim: 'role', agent_ids: ['bot-*'], agent_roles: ['clerk'] };
+  const hook = {
+    ...{ url: 'https://hooks.example.invalid/in', secret: 'a signing secret', destination_type: 'webhook' },
+    ...{ event_types: [], active: true },
+  };
+  type Sub = { id: string; active: boolean; created_by: string; owner_id: string };
+
+  async function setUp() {
+    const own = await server.tenant();
+    const [former, other] = [await own.person('admin'), await own.person('admin')];
+    const key = await server.call<{ key: string; id: string }>(201, 'POST /v1/keys', former, {
+      ...{ label: 'theirs', scopes: ['admin'] },
+    });
+    const make = async (who: Credential) =>
+      (await server.call<Sub>(201, 'POST /v1/subscriptions', who, { ...hook, destination_config: {} })).body;
+    // by hand, with a key, and another's that sends where the former admin chose since
+    const [mine, byKey, theirs, moved] = [
+      await make(former),
+      await make({ key: key.body.key }),
+      await make(other),
+      await make(other),
+    ];
+    expect(byKey).toMatchObject({ created_by: key.body.id, owner_id: key.body.id });
+    await server.call(200, `PATCH /v1/subscriptions/${moved.id}`, former, { url: 'https://former.example.invalid/' });
+    const issuers = [issuer.issuer, 'https://other.example'].map((name) => ({
+      ...{ issuer: name, audience: 'us', jwks_uri: `${issuer.issuer}/jwks`, ...names },
+    }));
+    const put = (who: Credential, token_issuers: object[]) =>
+      server.call(200, 'PUT /v1/settings/token-issuers', who, { token_issuers });
+    await put(former, issuers.slice(0, 1));
+    await put(other, issuers);
+    const trusted = await server.call<{ id: string }>(201, 'POST /v1/workload-trust', former, {
+      ...{ label: 'mine', issuer: issuer.issuer, match: GITHUB_MATCH, scopes: ['policies:read'] },
+    });
+    const read = async () => {
+      const { body: subs } = await server.call<{ subscriptions: Sub[] }>(200, 'GET /v1/subscriptions', other);
+      const { body: list } = await server.call<{ changed_by: Record<string, string[]> }>(
+        200,
+        'GET /v1/settings/token-issuers',
+        other,
+      );
+      return {
+        active: subs.subscriptions.filter(({ active }) => active).map(({ id }) => id),
+        owners: Object.fromEntries(subs.subscriptions.map(({ id, owner_id }) => [id, owner_id])),
+        issuers: list.changed_by,
+      };
+    };
+    const { body: left } = await server.call(200, `GET /v1/users/${former.userId}/left-behind`, other);
+    expect(left).toEqual({
+      workload_trust: [{ id: trusted.body.id, label: 'mine' }],
+      token_issuers: [issuer.issuer],
+      subscriptions: [mine, byKey, moved].map(({ id }) => ({ id, destination_type: 'webhook', active: true })),
+      releases: [],
+    });
+    return { own, former, other, subs: [mine, byKey, moved], theirs, read };
+  }
+
+  test.each(['removed', 'admin no more'])('ends or pauses, for one who is %s', async (how) => {
+    const { own, former, other, subs, theirs, read } = await setUp();
+    if (how === 'removed') await server.call(204, `DELETE /v1/team/${former.userId}`, other);
+    else await server.call(200, `DELETE /v1/users/${former.userId}/roles/admin`, other);
+    expect(await read()).toMatchObject({ active: [theirs.id], issuers: { 'https://other.example': [other.userId] } });
+    expect((await read()).issuers).not.toHaveProperty(issuer.issuer);
+    const action = how === 'removed' ? 'member.removed' : 'role.revoked';
+    const { body: log } = await server.call<{ records: { detail: string }[] }>(
+      200,
+      `GET /v1/audit?action=${action}&limit=1`,
+      other,
+    );
+    for (const said of [...subs.map(({ id }) => id), issuer.issuer]) expect(log.records[0]!.detail).toContain(said);
+    // nothing is sent to a former admin; whoever resumes it answers for it from then on
+    expect(
+      await sql(server, `select 1 from delivery_lane where tenant_id = $1 and leased_until is not null`, [own.id]),
+    ).toEqual([]);
+    const { body: resumed } = await server.call<Sub>(200, `PATCH /v1/subscriptions/${subs[0]!.id}`, other, {
+      active: true,
+    });
+    expect(resumed).toMatchObject({ active: true, created_by: former.userId, owner_id: other.userId });
+  });
+
+  test('goes on where another admin takes it over', async () => {
+    const { former, other, subs, theirs, read } = await setUp();
+    await server.call(204, `DELETE /v1/team/${former.userId}?take_over=true`, other);
+    const { active, owners, issuers } = await read();
+    expect(active.sort()).toEqual([...subs, theirs].map(({ id }) => id).sort());
+    expect(new Set(Object.values(owners))).toEqual(new Set([other.userId]));
+    expect(issuers).toEqual({
+      [issuer.issuer]: [former.userId, other.userId],
+      'https://other.example': [other.userId],
+    });
   });
 });
 

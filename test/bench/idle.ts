@@ -83,8 +83,8 @@ async function makePattern(url: string, pool: pg.Pool, tenantId: string, key: st
   // subscribed to an event that does not happen: nothing that the pattern itself does is sent
   await pool.query(
     `insert into subscription (tenant_id, id, destination_type, url_sealed, event_types, active, queues_since,
-       destination_config, created_by, created_at, updated_at)
-     values ($1, 'sub_idle', 'webhook', '\\x00', '{stop.applied}', true, ${at}, '{}', 'bench', ${at}, ${at})`,
+       destination_config, created_by, owner_id, created_at, updated_at)
+     values ($1, 'sub_idle', 'webhook', '\\x00', '{stop.applied}', true, ${at}, '{}', 'bench', 'bench', ${at}, ${at})`,
     [tenantId],
   );
   await pool.query(`insert into delivery_lane (tenant_id, id) values ($1, 'sub_idle')`, [tenantId]);

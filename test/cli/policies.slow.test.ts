@@ -276,9 +276,9 @@ describe('a folder and a server', () => {
 
   test('as a pipeline signs in: with its own token, to drafts that wait for a person', async () => {
     const own = await server.tenant();
-    await own.set({ approval_required: true });
     const issuer = await TokenIssuer.start(() => server.clock.now());
     await trust(server, own, issuer);
+    await own.set({ approval_required: true });
     const dir = folder({ 'refunds.cedar': SMALL, 'refunds.test.yaml': SUITE, 'svc.yaml': `tenant: ${own.id}\n` });
     const run = async () => ({
       SVC_URL: server.url,

@@ -33,10 +33,10 @@ beforeAll(async () => {
 /** A checkout with policies of a tenant that trusts its main branch. */
 async function checkout(claims: Record<string, string>): Promise<{ cwd: string; tenant: TestTenant }> {
   const tenant = await server.tenant();
-  await tenant.set({ approval_required: true });
   const match = claims.project_id ? { project_id: claims.project_id } : { repository_id: claims.repository_id };
   await trust(server, tenant, issuer, { match, scopes: ['policies:read'] });
   await trust(server, tenant, issuer, { match: { ...match, environment: 'policies' } });
+  await tenant.set({ approval_required: true });
   const cwd = path.join(dir, tenant.id);
   mkdirSync(path.join(cwd, 'policies'), { recursive: true });
   const put = (name: string, text: string) => writeFileSync(path.join(cwd, 'policies', name), text);

@@ -113,6 +113,7 @@ describeInBrowser('administration', () => {
     await form.getByLabel('Claims').fill('repository: acme/policies\nref: refs/heads/main');
     await form.getByLabel(/^policies:write/).check();
     await form.getByLabel(/^policies:submit/).check();
+    await form.getByLabel('Reason').fill('our pipeline');
     await assertAccessible();
     await form.getByRole('button', { name: 'Check and trust' }).click();
     await form.getByText(/also match repository_id/).waitFor();

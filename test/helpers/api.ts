@@ -255,6 +255,7 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
     issuer: 'https://127.0.0.1',
     match: { repository_id: '1', ref: 'refs/heads/main' },
     scopes: ['policies:read', 'policies:write'],
+    reason: 'as agreed',
   },
   'DELETE /v1/workload-trust/{id}': { reason: 'no longer' },
   'POST /v1/keys/{id}/rotate': { overlap_seconds: 3600 },

@@ -1,5 +1,6 @@
 import { z } from 'zod';
 import { type Doer, doerOf } from '../../domain/audit.ts';
+import { ownerOf } from '../../domain/principal.ts';
 import { askedReason, text } from '../../rpc/fields.ts';
 import { route, trpc } from '../../rpc/procedure.ts';
 import { reasonFor } from '../../rpc/reason.ts';
@@ -40,18 +41,18 @@ const Domain = z
   .meta({ id: 'SsoDomain' });
 
 /**
- * Changes how people sign in, under the rules for guarded settings. Resolves with the id of the change if it waits for
- * a second person; null if it was applied.
+ * Changes how people sign in, or whose tokens count, under the rules for guarded settings. Resolves with the id of the change
+ * if it waits for a second person; null if it was applied.
  */
-export type ChangeSso = (
+export type ChangeGuarded<Patch> = (
   tenantId: string,
-  asked: { patch: SsoChange; secret?: string | undefined; reason: string },
+  asked: { patch: Patch; secret?: string | undefined; reason: string; maker?: string | null },
   by: Doer,
 ) => Promise<string | null>;
 
 /** Only a signed-in person, never a key, may decide who can sign in as whom. */
 const person = { role: 'admin' } as const;
-const waiting = z
+export const waiting = z
   .string()
   .nullable()
   .describe('the change under `/v1/settings/changes` that waits for a second person; null if it was applied');
@@ -61,7 +62,7 @@ const waits = 'Needs a signed-in person and a reason. If approval is required, i
 const admin = { keys: [], role: 'admin' } as const;
 const domain = text(300);
 
-export function ssoRouter(connections: Connections, domains: Domains, change: ChangeSso) {
+export function ssoRouter(connections: Connections, domains: Domains, change: ChangeGuarded<SsoChange>) {
   return trpc.router({
     get: route('GET /v1/settings/sso', admin, { summary: 'Read the identity provider, without the client secret', tag })
       .input(z.strictObject({}))
@@ -186,7 +187,19 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
   });
 }
 
-export function tokenIssuersRouter(tokenIssuers: TokenIssuers) {
+const Listed = z.object({
+  token_issuers: z.array(TokenIssuer),
+  changed_by: z
+    .record(z.string(), z.array(z.string()))
+    .describe(
+      'by issuer: who made or changed the entry, the last one last; they do not vote on holds of the agents that it may name',
+    ),
+});
+
+export function tokenIssuersRouter(
+  tokenIssuers: TokenIssuers,
+  change: ChangeGuarded<{ token_issuers: readonly TokenIssuer[] }>,
+) {
   return trpc.router({
     get: route(
       'GET /v1/settings/token-issuers',
@@ -194,17 +207,24 @@ export function tokenIssuersRouter(tokenIssuers: TokenIssuers) {
       { summary: 'Read the issuers whose agent tokens the proxies accept', tag },
     )
       .input(z.strictObject({}))
-      .output(z.object({ token_issuers: z.array(TokenIssuer) }))
-      .query(async ({ ctx }) => ({ token_issuers: await tokenIssuers.list(ctx.tenantId) })),
+      .output(Listed)
+      .query(({ ctx }) => tokenIssuers.listed(ctx.tenantId)),
 
     replace: route('PUT /v1/settings/token-issuers', admin, {
       summary: 'Replace the list of token issuers; their keys are fetched immediately',
+      description:
+        'If approval is required, a list that adds or changes an issuer needs a signed-in person, and waits for a second one: the answer then has the list as it was.',
       tag,
+      problems: ['CONFLICT', 'FORBIDDEN'],
     })
       .input(TokenIssuersInput.extend({ reason: askedReason }))
-      .output(z.object({ token_issuers: z.array(TokenIssuer) }))
-      .mutation(async ({ ctx, input: { reason, ...issuers } }) => ({
-        token_issuers: await tokenIssuers.replace(ctx.tenantId, issuers, await reasonFor(ctx, reason), doerOf(ctx)),
-      })),
+      .output(Listed.extend({ waiting }))
+      .mutation(async ({ ctx, input: { reason, ...given } }) => {
+        const why = await reasonFor(ctx, reason);
+        const token_issuers = await tokenIssuers.checked(ctx.tenantId, given, why, doerOf(ctx));
+        const asked = { patch: { token_issuers }, reason: why, maker: ownerOf(ctx.principal) };
+        const waiting = await change(ctx.tenantId, asked, doerOf(ctx));
+        return { ...(await tokenIssuers.listed(ctx.tenantId)), waiting };
+      }),
   });
 }

@@ -1,12 +1,12 @@
+import type { EntityManager } from '@mikro-orm/postgresql';
 import { z } from 'zod';
-import type { Database, WriteAudit } from '../../../db/index.ts';
-import { lockTenant } from '../../../db/locks.ts';
+import type { SettingEffect } from '../../../db/entities/index.ts';
+import type { Database, Notify, WriteAudit } from '../../../db/index.ts';
 import { AgentNamePattern } from '../../domain/agent-names.ts';
 import type { Doer } from '../../domain/audit.ts';
 import { AppError } from '../../errors.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import { sha256Tag } from '../../lib/crypto.ts';
-import { assertEntitled } from '../../rpc/entitled.ts';
 import { text } from '../../rpc/fields.ts';
 import { ALGORITHMS, type OpenIdConnect } from './oidc.ts';
 import { SsoRefusal } from './refusal.ts';
@@ -57,6 +57,13 @@ export const TokenIssuer = z
   })
   .meta({ id: 'TokenIssuer' });
 export type TokenIssuer = z.infer<typeof TokenIssuer>;
+/** The list of a change that waits for a second person. */
+const Stored = z.object({ token_issuers: z.array(TokenIssuer) });
+
+interface Row {
+  settings: TokenIssuer;
+  changed_by: string[];
+}
 
 const DEFAULT_ALGORITHMS: TokenIssuer['allowed_algs'] = ['RS256', 'PS256', 'ES256', 'EdDSA'];
 
@@ -84,11 +91,24 @@ export class TokenIssuers {
     return rows.map((row) => row.settings);
   }
 
+  /** The list with the people who made or changed each entry, for admins. */
+  async listed(tenantId: string): Promise<{ token_issuers: TokenIssuer[]; changed_by: Record<string, string[]> }> {
+    const rows = await this.#db.query<Row>(
+      tenantId,
+      'select settings, changed_by from token_issuer where tenant_id = $1 order by place',
+      [tenantId],
+    );
+    return {
+      token_issuers: rows.map(({ settings }) => settings),
+      changed_by: Object.fromEntries(rows.map(({ settings, changed_by }) => [settings.issuer, changed_by])),
+    };
+  }
+
   /**
-   * Replaces the list if the keys of every issuer in it can be fetched. Proxies apply it within one poll interval.
-   * VALIDATION_FAILED names each refused issuer and changes nothing.
+   * The list with what the issuers themselves publish, if the keys of each can be fetched. VALIDATION_FAILED names each refused
+   * issuer; that is recorded too.
    */
-  async replace(
+  async checked(
     tenantId: string,
     given: z.infer<typeof TokenIssuersInput>,
     reason: string,
@@ -108,48 +128,113 @@ export class TokenIssuers {
       if ('message' in result) faults.push({ ...result, pointer: `/token_issuers/${at}/${result.pointer}` });
       else issuers.push(result);
     });
-    if (faults.length > 0) {
-      const detail = faults.map(({ pointer, message }) => `${pointer} ${message}`).join('; ');
-      await this.#db.transaction(tenantId, (em) =>
-        this.#audit(em, tenantId, {
-          ...by,
-          action: 'token_issuers.refused',
-          target: { type: 'token_issuers', id: tenantId },
-          detail,
-          reason,
-        }),
-      );
-      throw new AppError('VALIDATION_FAILED', undefined, { faults });
-    }
-    await this.#db.transaction(tenantId, async (em, notify) => {
-      await assertEntitled(em, tenantId, by.actor);
-      // serialized, so that two lists cannot be merged
-      await lockTenant(em, tenantId);
-      const before = await em.execute<{ settings: TokenIssuer }[]>(
-        'select settings from token_issuer where tenant_id = ? order by place',
-        [tenantId],
-      );
-      await em.execute('delete from token_issuer where tenant_id = ?', [tenantId]);
-      for (const [position, issuer] of issuers.entries()) {
-        await em.execute('insert into token_issuer (tenant_id, issuer, place, settings) values (?, ?, ?, ?)', [
-          tenantId,
-          issuer.issuer,
-          position,
-          JSON.stringify(issuer),
-        ]);
-      }
-      await notify('settings');
-      await this.#audit(em, tenantId, {
+    if (faults.length === 0) return issuers;
+    const detail = faults.map(({ pointer, message }) => `${pointer} ${message}`).join('; ');
+    await this.#db.transaction(tenantId, (em) =>
+      this.#audit(em, tenantId, {
         ...by,
-        action: 'token_issuers.changed',
+        action: 'token_issuers.refused',
         target: { type: 'token_issuers', id: tenantId },
-        // the trusted issuers decide who can act as an agent
-        severity: 'warning',
+        detail,
         reason,
-        detail: issuers.map((issuer) => issuer.issuer).join(', ') || 'none',
-        beforeHash: sha256Tag(canonicalJson(before.map((row) => row.settings))),
-        afterHash: sha256Tag(canonicalJson(issuers)),
-      });
+      }),
+    );
+    throw new AppError('VALIDATION_FAILED', undefined, { faults });
+  }
+
+  /**
+   * The entries that a new list adds, changes or removes, determined in the caller's transaction, which locks the tenant's row.
+   * Whoever is trusted to name an agent can act as that agent, so every entry that is not just removed counts as loosening.
+   */
+  async effects(em: EntityManager, tenantId: string, patch: Record<string, unknown>): Promise<SettingEffect[]> {
+    const { token_issuers: after } = Stored.parse(patch);
+    const before = (await stored(em, tenantId)).map(({ settings }) => settings);
+    const of = (list: readonly TokenIssuer[], issuer: string) => list.find((one) => one.issuer === issuer) ?? null;
+    return [...new Set([...before, ...after].map(({ issuer }) => issuer))].flatMap((issuer) => {
+      const [from, to] = [of(before, issuer), of(after, issuer)];
+      if (canonicalJson(from) === canonicalJson(to)) return [];
+      return [{ setting: 'token_issuers', from, to, loosens: to !== null }];
+    });
+  }
+
+  /**
+   * Replaces the list in the caller's transaction, which locks the tenant's row, so that two lists cannot be merged. Proxies apply
+   * it within one poll interval. `maker`: the person who asked for it.
+   */
+  async apply(
+    em: EntityManager,
+    tenantId: string,
+    { patch, by, maker, reason }: { patch: Record<string, unknown>; by: Doer; maker: string | null; reason: string },
+  ): Promise<void> {
+    const { token_issuers: issuers } = Stored.parse(patch);
+    const before = await stored(em, tenantId);
+    await em.execute('delete from token_issuer where tenant_id = ?', [tenantId]);
+    for (const [position, issuer] of issuers.entries()) {
+      const old = before.find(({ settings }) => settings.issuer === issuer.issuer);
+      const same = old && canonicalJson(old.settings) === canonicalJson(issuer);
+      // the last one last: they answer for the entry
+      const changedBy = same ? old.changed_by : withLast(old?.changed_by ?? [], maker ?? by.actor.id);
+      await put(em, tenantId, issuer, position, changedBy);
+    }
+    await this.#audit(em, tenantId, {
+      ...by,
+      action: 'token_issuers.changed',
+      target: { type: 'token_issuers', id: tenantId },
+      // the trusted issuers decide who can act as an agent
+      severity: 'warning',
+      reason,
+      detail: issuers.map((issuer) => issuer.issuer).join(', ') || 'none',
+      beforeHash: sha256Tag(canonicalJson(before.map((row) => row.settings))),
+      afterHash: sha256Tag(canonicalJson(issuers)),
+    });
+  }
+
+  /**
+   * Ends, in the caller's transaction, which locks the tenant's row, the entries that this person was the last to make or change,
+   * by themselves or with a key of theirs, because they are no longer an admin. With `heir`, they stay and are the heir's.
+   * Resolves to the issuers.
+   */
+  async leave(
+    em: EntityManager,
+    notify: Notify,
+    tenantId: string,
+    { userId, heir }: { userId: string; heir: string | null },
+    by: Doer,
+  ): Promise<string[]> {
+    const before = await stored(em, tenantId);
+    const keys = await em.execute<{ id: string }[]>('select id from api_key where tenant_id = ? and created_by = ?', [
+      tenantId,
+      userId,
+    ]);
+    const theirs = new Set([userId, ...keys.map(({ id }) => id)]);
+    const left = before.filter(({ changed_by }) => theirs.has(changed_by.at(-1) ?? ''));
+    if (left.length === 0) return [];
+    for (const {
+      settings: { issuer },
+      changed_by,
+    } of left) {
+      if (heir === null)
+        await em.execute('delete from token_issuer where tenant_id = ? and issuer = ?', [tenantId, issuer]);
+      else {
+        await em.execute(
+          `update token_issuer set changed_by = array(select jsonb_array_elements_text(?::jsonb))
+           where tenant_id = ? and issuer = ?`,
+          [JSON.stringify(withLast(changed_by, heir)), tenantId, issuer],
+        );
+      }
+    }
+    await notify('settings');
+    const issuers = left.map(({ settings }) => settings.issuer);
+    const rest = heir === null ? before.filter((row) => !left.includes(row)) : before;
+    await this.#audit(em, tenantId, {
+      ...by,
+      action: 'token_issuers.changed',
+      target: { type: 'token_issuers', id: tenantId },
+      severity: 'warning',
+      reason: heir === null ? `last changed by ${userId}` : `taken over from ${userId}`,
+      detail: `${heir === null ? 'ended: ' : ''}${issuers.join(', ')}`,
+      beforeHash: sha256Tag(canonicalJson(before.map((row) => row.settings))),
+      afterHash: sha256Tag(canonicalJson(rest.map((row) => row.settings))),
     });
     return issuers;
   }
@@ -170,4 +255,18 @@ export class TokenIssuers {
     }
     return { ...given, jwks_uri, allowed_algs: allowed_algs ?? DEFAULT_ALGORITHMS };
   }
+}
+
+/** These people with one as the last, each once. */
+const withLast = (people: readonly string[], last: string) => [...people.filter((one) => one !== last), last];
+
+const stored = (em: EntityManager, tenantId: string) =>
+  em.execute<Row[]>('select settings, changed_by from token_issuer where tenant_id = ? order by place', [tenantId]);
+
+async function put(em: EntityManager, tenantId: string, issuer: TokenIssuer, place: number, changedBy: string[]) {
+  await em.execute(
+    `insert into token_issuer (tenant_id, issuer, place, settings, changed_by)
+     values (?, ?, ?, ?, array(select jsonb_array_elements_text(?::jsonb)))`,
+    [tenantId, issuer.issuer, place, JSON.stringify(issuer), JSON.stringify(changedBy)],
+  );
 }

@@ -5,13 +5,14 @@ import { useMutation, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
 import { WORKLOAD_SCOPES, type WorkloadScope } from '../../../server/domain/workload.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
-import { filled, useServerForm } from '../../lib/form.ts';
+import { asReason, filled, useServerForm } from '../../lib/form.ts';
 import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';
+import { toastWaits } from '../../lib/settings.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
-import { FormFoot } from '../../ui/form.tsx';
+import { FormFoot, ReasonField } from '../../ui/form.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
@@ -156,26 +157,36 @@ function Create({ close }: { close: () => void }) {
       match: '',
       policies: '',
       scopes: ['policies:read'] as string[],
+      reason: '',
     },
-    pointers: { match: '/match', scopes: '/scopes', policies: '/policies', issuer: '/issuer', label: '/label' },
+    pointers: {
+      reason: '/reason',
+      match: '/match',
+      scopes: '/scopes',
+      policies: '/policies',
+      issuer: '/issuer',
+      label: '/label',
+    },
   });
   const add = useMutation(
     trpc.workloadTrust.create.mutationOptions({
       meta: { quiet: true },
       onError: form.refused,
-      onSuccess: () => {
+      onSuccess: ({ waiting }) => {
         close();
-        toastDone('The pipeline is trusted', 'The keys of its platform were fetched.');
+        if (waiting) toastWaits();
+        else toastDone('The pipeline is trusted', 'The keys of its platform were fetched.');
         return queryClient.invalidateQueries(trpc.workloadTrust.pathFilter());
       },
     }),
   );
-  const { label, issuer, match, scopes } = form.values;
+  const { label, issuer, match, scopes, reason } = form.values;
   return (
     <form
-      onSubmit={form.onSubmit(({ match, policies, scopes, ...rest }) =>
+      onSubmit={form.onSubmit(({ match, policies, scopes, reason, ...rest }) =>
         add.mutate({
           ...rest,
+          reason: asReason(reason),
           match: claimsOf(match),
           scopes: scopes as WorkloadScope[],
           ...(policies.trim() !== '' && { policies: policies.trim() }),
@@ -221,11 +232,12 @@ function Create({ close }: { close: () => void }) {
           spellCheck={false}
           {...form.getInputProps('policies')}
         />
+        <ReasonField {...form.getInputProps('reason')} />
         <FormFoot
           action="Check and trust"
           fault={form.fault}
           busy={add.isPending}
-          disabled={!filled(label) || !filled(issuer) || !filled(match) || scopes.length === 0}
+          disabled={!filled(label) || !filled(issuer) || !filled(match) || !filled(reason) || scopes.length === 0}
           onCancel={close}
         />
       </Stack>

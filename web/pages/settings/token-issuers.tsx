@@ -4,7 +4,9 @@ import { useMutation, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { asReason, useServerForm } from '../../lib/form.ts';
+import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';
+import { toastWaits } from '../../lib/settings.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { FormFoot, ReasonField } from '../../ui/form.tsx';
@@ -15,10 +17,16 @@ type Issuer = Answers['tokenIssuers']['get']['token_issuers'][number];
 /** Issuers whose tokens proxies accept from agents in place of an agent key. */
 export function TokenIssuers() {
   const query = useQuery(trpc.tokenIssuers.get.queryOptions({}));
+  const name = usePeople();
   const [adding, setAdding] = useState(false);
   const [removing, setRemoving] = useState<Issuer>();
-  const keep = (answer: Answers['tokenIssuers']['get']) =>
+  const keep = ({ waiting, ...answer }: Answers['tokenIssuers']['replace'], ...done: Parameters<typeof toastDone>) => {
     queryClient.setQueryData(trpc.tokenIssuers.get.queryKey({}), answer);
+    if (waiting) {
+      toastWaits();
+      void queryClient.invalidateQueries(trpc.settings.changes.pathFilter());
+    } else toastDone(...done);
+  };
   const issuers = query.data?.token_issuers ?? [];
   return (
     <Paper component="section" aria-label="Token issuers">
@@ -36,7 +44,7 @@ export function TokenIssuers() {
         </Button>
       </Group>
       <Shown query={query} lines={2}>
-        {({ token_issuers }) =>
+        {({ token_issuers, changed_by }) =>
           token_issuers.length === 0 ? (
             <EmptyState icon={IconCertificate} title="No issuers">
               Agents sign in with agent keys. Add the issuer of your workload identities to let agents use its tokens.
@@ -50,6 +58,10 @@ export function TokenIssuers() {
                     <Text size="sm" c="dimmed">
                       audience {issuer.audience} · agent from {issuer.agent_id_claim}, role from{' '}
                       {issuer.agent_role_claim} · {issuer.allowed_algs.join(', ')}
+                    </Text>
+                    <Text size="sm" c="dimmed">
+                      set by {(changed_by[issuer.issuer] ?? []).map(name).join(', ')}, who do not vote on holds of its
+                      agents
                     </Text>
                     <Text size="sm" c="dimmed">
                       may identify agents <span className="mono">{issuer.agent_ids.join(', ')}</span> in roles{' '}
@@ -74,9 +86,8 @@ export function TokenIssuers() {
         <AddIssuer
           issuers={issuers}
           onDone={(answer) => {
-            keep(answer);
+            keep(answer, 'Issuer added', 'Its keys were fetched. Proxies accept its tokens within one poll interval.');
             setAdding(false);
-            toastDone('Issuer added', 'Its keys were fetched. Proxies accept its tokens within one poll interval.');
           }}
         />
       </Modal>
@@ -88,7 +99,8 @@ export function TokenIssuers() {
         reason={{ label: 'Reason', required: true }}
         onConfirm={async (reason) => {
           const rest = issuers.filter(({ issuer }) => issuer !== removing?.issuer);
-          keep(await confirmed(() => api.tokenIssuers.replace.mutate({ token_issuers: rest, reason })));
+          const answer = await confirmed(() => api.tokenIssuers.replace.mutate({ token_issuers: rest, reason }));
+          keep(answer, 'Issuer removed');
         }}
       >
         Within one poll interval, proxies stop accepting tokens from <span className="mono">{removing?.issuer}</span>.
@@ -115,7 +127,7 @@ function AddIssuer({
   onDone,
 }: {
   issuers: Issuer[];
-  onDone: (answer: Answers['tokenIssuers']['get']) => void;
+  onDone: (answer: Answers['tokenIssuers']['replace']) => void;
 }) {
   const form = useServerForm({
     initialValues: EMPTY,

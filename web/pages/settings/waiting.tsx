@@ -11,6 +11,8 @@ import { Said } from '../../ui/hostile.tsx';
 import { When } from '../../ui/time.tsx';
 
 type Change = Answers['settings']['changes']['changes'][number];
+type Issuer = Answers['tokenIssuers']['get']['token_issuers'][number];
+type Trust = Answers['workloadTrust']['list']['workload_trust'][number];
 
 const NAMES: Record<string, string> = {
   approval_required: 'Policies need approval by another person',
@@ -144,6 +146,21 @@ function describeSetting(setting: string, from: unknown, to: unknown, name: (id:
   if (setting === 'sso_identity') {
     const { user_id, accounts } = from as { user_id: string; accounts: { issuer: string; subject: string }[] };
     return accounts.map(({ issuer, subject }) => `${name(user_id)} is no longer ${subject} at ${issuer}`);
+  }
+  if (setting === 'token_issuers') {
+    const [before, after] = [from, to].map((value) => value as Issuer | null);
+    const { issuer } = (after ?? before)!;
+    if (!after) return [`Token issuer ${issuer} is removed`];
+    const names = `agents ${after.agent_ids.join(', ')} in roles ${after.agent_roles.join(', ')}`;
+    const keys = `audience ${after.audience}, keys at ${after.jwks_uri}`;
+    return [`Token issuer ${issuer} ${before ? 'is changed: it' : ''} may name ${names}; ${keys}`];
+  }
+  if (setting === 'workload_trust') {
+    const { label, issuer, match, scopes, policies } = to as Trust;
+    const claims = Object.entries(match).map(([claim, value]) => `${claim} ${value}`);
+    return [
+      `Pipeline ${label} is trusted: tokens of ${issuer} with ${claims.join(', ')} may ${scopes.join(', ')} for ${policies ?? 'all policies'}`,
+    ];
   }
   const word = (value: unknown) =>
     typeof value === 'boolean'

@@ -4,6 +4,7 @@ import { useQuery } from '@tanstack/react-query';
 import { useNavigate } from '@tanstack/react-router';
 import { useState } from 'react';
 import { kindOf } from '../../../server/domain/destinations.ts';
+import { usePeople } from '../../lib/people.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { DataTable } from '../../ui/data-table.tsx';
 import { PageLink } from '../../ui/link.tsx';
@@ -18,6 +19,7 @@ export function SubscriptionList() {
   const query = useQuery(trpc.subscriptions.list.queryOptions({ limit: 200 }, { refetchInterval: 10_000 }));
   const summaries = useQuery(trpc.subscriptions.summary.queryOptions({}, { refetchInterval: 60_000 }));
   const navigate = useNavigate();
+  const name = usePeople();
   const [creating, setCreating] = useState(false);
   const open = ({ id }: Subscription) => void navigate({ to: '/subscriptions/$id', params: { id } });
   return (
@@ -78,7 +80,18 @@ export function SubscriptionList() {
               return summary ? <Arrived summary={summary} /> : null;
             },
           },
-          { header: 'Made', cell: ({ created_at }) => <When at={created_at} /> },
+          {
+            header: 'Made',
+            cell: ({ created_at, created_by, owner_id }) => (
+              <span>
+                <When at={created_at} />{' '}
+                <span className="dim">
+                  by {name(created_by)}
+                  {owner_id === created_by ? '' : `, now of ${name(owner_id)}`}
+                </span>
+              </span>
+            ),
+          },
         ]}
       />
       <SubscriptionDialog opened={creating} onClose={() => setCreating(false)} onDone={open} />

@@ -1,5 +1,6 @@
+import '@mantine/core/styles/Checkbox.css';
 import '@mantine/core/styles/Drawer.css';
-import { Button, Drawer, Group, NativeSelect, Stack, Text, Title } from '@mantine/core';
+import { Button, Checkbox, Drawer, Group, NativeSelect, Stack, Text, Title } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
 import { ROLES, type Role } from '../../../server/domain/principal.ts';
@@ -10,6 +11,7 @@ import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { SessionList } from '../../parts/session-list.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Id } from '../../ui/copy.tsx';
+import { Said } from '../../ui/hostile.tsx';
 import { Shown } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
 
@@ -26,10 +28,11 @@ export const ROLE: Record<Role, string> = {
  * Gives a person this role and no higher one. The new role is granted before the others are revoked, so a failure in
  * between leaves them with too many roles rather than none.
  */
-async function changeRole(person: Person, role: Role, reason: string): Promise<void> {
+async function changeRole(person: Person, role: Role, reason: string, taken: { take_over?: 'true' }): Promise<void> {
   if (!person.roles.includes(role)) await api.users.grant.mutate({ id: person.id, role, reason });
   for (const held of person.roles) {
-    if (ROLES.indexOf(held) > ROLES.indexOf(role)) await api.users.revoke.mutate({ id: person.id, role: held, reason });
+    if (ROLES.indexOf(held) <= ROLES.indexOf(role)) continue;
+    await api.users.revoke.mutate({ id: person.id, role: held, reason, ...taken });
   }
 }
 
@@ -54,6 +57,8 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
   const held = topRole(person.roles);
   const [chosen, choose] = useState<Role>();
   const [changing, setChanging] = useState(false);
+  const [taking, setTaking] = useState(false);
+  const taken = taking ? { take_over: 'true' as const } : {};
   const again = () => queryClient.invalidateQueries(trpc.users.pathFilter());
   const sessions = useQuery(trpc.sessions.listOf.queryOptions({ id: person.id }));
   const endOne = useMutation(trpc.sessions.endOneOf.mutationOptions({ onSettled: () => refresh() }));
@@ -128,8 +133,9 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
           Remove from the team
         </Title>
         <Text c="dimmed" mb="xs">
-          Their sessions, sign-in links, keys and invitations end immediately, and their votes no longer count on open
-          holds. What they did stays in the records. An invitation restores the same account.
+          Their sessions, sign-in links, keys and invitations end immediately, and their votes no longer count, on
+          releases that nobody has used yet either. What they did stays in the records. An invitation restores the same
+          account.
         </Text>
         <Button
           variant="light"
@@ -155,7 +161,7 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
         reason={{ label: 'Reason', required: true }}
         onConfirm={async (reason) => {
           if (!chosen) return;
-          await confirmed(() => changeRole(person, chosen, reason)).finally(again);
+          await confirmed(() => changeRole(person, chosen, reason, taken)).finally(again);
           toastDone(`${person.name} is ${chosen} now`);
           choose(undefined);
         }}
@@ -167,6 +173,9 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
             {held === 'admin' && chosen !== 'admin'
               ? ' Their keys, open invitations and waiting settings changes end.'
               : ''}
+            {held === 'admin' && chosen !== 'admin' ? (
+              <LeftBehind id={person.id} shown={changing} taking={taking} setTaking={setTaking} />
+            ) : null}
           </>
         ) : null}
       </ConfirmDialog>
@@ -178,7 +187,7 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
         typed={person.email}
         reason={{ label: 'Reason', required: true }}
         onConfirm={async (reason) => {
-          await confirmed(() => api.users.remove.mutate({ userId: person.id, reason }));
+          await confirmed(() => api.users.remove.mutate({ userId: person.id, reason, ...taken }));
           toastDone(`${person.name} removed`);
           await again();
           onClose();
@@ -187,7 +196,60 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
         {person.keys > 0
           ? `The ${person.keys === 1 ? 'key' : `${person.keys} keys`} that they created or own will stop working, and programs that use them will be refused.`
           : 'They are signed out everywhere immediately.'}
+        <LeftBehind id={person.id} shown={removing} taking={taking} setTaking={setTaking} />
       </ConfirmDialog>
     </Stack>
+  );
+}
+
+/** What the person set up that acts without them: what becomes of it, and the choice to take it over. */
+function LeftBehind({
+  id,
+  shown,
+  taking,
+  setTaking,
+}: {
+  id: string;
+  shown: boolean;
+  taking: boolean;
+  setTaking: (taking: boolean) => void;
+}) {
+  const { data } = useQuery({ ...trpc.users.left.queryOptions({ id }), enabled: shown });
+  if (!data) return null;
+  const { workload_trust, token_issuers, subscriptions, releases } = data;
+  const lines: [string, readonly string[]][] = [
+    ['Trusted pipelines that end', workload_trust.map(({ label }) => label)],
+    [taking ? 'Token issuers that become yours' : 'Token issuers that end', token_issuers],
+    [
+      taking ? 'Subscriptions that become yours' : 'Subscriptions that are paused until another admin resumes them',
+      subscriptions.map((one) => `${one.destination_type} ${one.id}`),
+    ],
+    ['Releases that end unless other approvals suffice', releases.map((one) => one.action_summary)],
+  ];
+  return (
+    <>
+      {lines
+        .filter(([, names]) => names.length > 0)
+        .map(([what, names]) => (
+          <div key={what}>
+            {what}:
+            <ul className="plain-list" aria-label={what}>
+              {names.map((name) => (
+                <li key={name}>
+                  <Said text={name} />
+                </li>
+              ))}
+            </ul>
+          </div>
+        ))}
+      {token_issuers.length + subscriptions.length > 0 ? (
+        <Checkbox
+          label="Take over their subscriptions and token issuers"
+          description="They go on as they are, and you answer for them. You then cannot vote on holds of agents that these issuers may name"
+          checked={taking}
+          onChange={(event) => setTaking(event.currentTarget.checked)}
+        />
+      ) : null}
+    </>
   );
 }
