@@ -189,6 +189,10 @@ const definition = setup({
       event.type === 'recount' && event.at < context.expiresAt && !sameTally(context.tally, event.tally),
     countReleases: ({ context, event }) =>
       event.type === 'recount' && event.at < context.expiresAt && isReleased(withReport(context, event), event.at),
+    countWithdraws: ({ context, event }) =>
+      event.type === 'recount' &&
+      event.at < (context.executeBy ?? context.expiresAt) &&
+      metAt(context.release, withReport(context, event)) > event.at,
     delayOver: ({ context, event }) => isReleased(context, event.at),
     overdue: ({ context, event }) => event.at >= (context.executeBy ?? context.expiresAt),
     sameAction: ({ context, event }) =>
@@ -278,6 +282,7 @@ export const holdMachine = definition.createMachine({
       ],
       on: {
         consume: { guard: 'sameAction', target: 'consumed' },
+        recount: { guard: 'countWithdraws', target: 'cancelled', actions: ['note', audit('recounted')] },
         cancel: { guard: 'inTime', target: 'cancelled' },
         wake: { guard: 'overdue', target: 'expired' },
       },
@@ -298,7 +303,7 @@ export const holdMachine = definition.createMachine({
       entry: ['stampExpiry', audit('expired'), emit('expired'), clearTimer],
     },
     cancelled: {
-      description: 'withdrawn by the proxy or an admin',
+      description: 'withdrawn by the proxy or an admin, or its approvals stopped counting before it was used',
       type: 'final',
       entry: ['stampEnd', audit('cancelled'), emit('cancelled'), clearTimer],
     },

@@ -3,7 +3,7 @@ import type pg from 'pg';
 import { across } from '../../db/citus.ts';
 import { ApiKey, Hold, type HoldRow, Vote } from '../../db/entities/index.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
-import { unreadableHolds } from '../../machines/escrow.ts';
+import { holdRefusal, unreadableHolds } from '../../machines/escrow.ts';
 import type { Doer } from '../domain/audit.ts';
 import type { ErrorCode } from '../domain/errors.ts';
 import { type StopLookup, stopReason } from '../domain/stops.ts';
@@ -14,9 +14,9 @@ import { sha256Tag } from '../lib/crypto.ts';
 import { visible } from '../lib/visible.ts';
 import { heldTake, heldTakeId } from '../policy/evaluation/limits.ts';
 import { countOf, peopleOfKey, reportBar, type VoteSettings, voteBar } from './electorate.ts';
-import { type Change, HoldSteps, lockHold, SYSTEM } from './steps.ts';
+import { type Change, HoldSteps, lockHold, SYSTEM, WITHDRAWN } from './steps.ts';
 import { type HoldRequest, holdFaults } from './terms.ts';
-import { type HoldView, holdNotFound, holdView, showHold, stopOn, timeOf } from './view.ts';
+import { type HoldView, holdNotFound, holdView, restore, showHold, stopOn, timeOf } from './view.ts';
 
 /** Open holds of one action to look at. There is more than one only if rules changed in the meantime. */
 const MOST_RELEASED = 20;
@@ -261,7 +261,8 @@ export class Holds {
   /**
    * Consumes a released hold. Of any number of calls, in any number of processes, one resolves; the others get ALREADY_CONSUMED.
    * The caller that gets the answer may act once; if the answer is lost, the hold is consumed all the same. STOPPED, and nothing
-   * is consumed, while the action is under a stop other than the freeze that opened the hold.
+   * is consumed, while the action is under a stop other than the freeze that opened the hold. A release whose approvals no longer
+   * count is refused, and ends as cancelled.
    */
   async consume(
     tenantId: string,
@@ -271,7 +272,7 @@ export class Holds {
     more: { detail?: string; beside?: (em: EntityManager) => Promise<void> } = {},
   ): Promise<HoldView> {
     try {
-      return await this.#change(tenantId, id, by, {
+      const use: Change = {
         ...more,
         beside: async (em) => {
           // from now on the same action is a new call, and counts again
@@ -290,7 +291,22 @@ export class Holds {
             at,
           };
         },
+      };
+      const settings = await this.#settings(tenantId);
+      const used = await this.#db.transactionNear(tenantId, async (em, notify) => {
+        const hold = await lockHold(em, id);
+        const now = await timeOf(em, this.#clock);
+        if (hold.status === 'released' && (await this.#steps.recount(em, notify, settings, hold, now))) {
+          const refused = holdRefusal(restore(hold), await use.event(em, hold, restore(hold), now, settings))!;
+          const detail = refused.code === 'INVALID_STATUS' ? `${refused.detail}: ${WITHDRAWN}` : refused.detail;
+          // returned, not thrown: that it ended is stored
+          return new AppError(refused.code, detail);
+        }
+        await this.#steps.take(em, notify, settings, hold, now, by, use);
+        return showHold(em, hold, now);
       });
+      if (used instanceof AppError) throw used;
+      return used;
     } catch (error) {
       if (error instanceof AppError && USE_REFUSALS.has(error.problem)) await this.refusedUse(tenantId, id, by, error);
       throw error;
@@ -344,15 +360,15 @@ export class Holds {
   }
 
   /**
-   * Counts the approvals and reports of every held hold again. Call it after roles, members, groups or vote settings change, to
-   * correct what is shown. Decisions are right without it, since each event counts again. Resolves to the number of holds
-   * changed.
+   * Counts the approvals and reports of every held or released hold again. Call it after roles, members, groups or vote settings
+   * change, to correct what is shown. Decisions are right without it, since each event counts again. Resolves to the number of
+   * holds changed.
    */
   async recount(tenantId: string): Promise<number> {
     const settings = await this.#settings(tenantId);
     const rows = await this.#db.query<{ id: string }>(
       tenantId,
-      `select h.id from escrow_hold h where h.tenant_id = $1 and h.status = 'held'
+      `select h.id from escrow_hold h where h.tenant_id = $1 and h.status in ('held', 'released')
          and (h.machine_context->'conditions' @> '[{"satisfied": true}]' or h.id in (
            select v.hold_id from escrow_vote v where v.tenant_id = $1 and v.decision = 'approve'))`,
       [tenantId],
@@ -363,13 +379,7 @@ export class Holds {
         const hold = await lockHold(em, id);
         const was = hold.rowVersion;
         const at = await timeOf(em, this.#clock);
-        await this.#steps.take(em, notify, settings, hold, at, SYSTEM, {
-          event: async (_em, _hold, snapshot) => ({
-            type: 'recount',
-            tally: (await countOf(em, hold, snapshot, settings)).tally(),
-            at,
-          }),
-        });
+        await this.#steps.recount(em, notify, settings, hold, at);
         return [was, hold.rowVersion];
       });
       if (before !== after) changed++;

@@ -279,6 +279,62 @@ describe('votes', () => {
     expect((await traces(tenant, made.id)).audit).toContain('escrow.recounted');
   });
 
+  test('a release ends with the last approval that carries it, and is refused where it is used', async () => {
+    const { tenant, proxy } = common;
+    const groups = (finance: string[]) => tenant.set({ approver_groups: { finance } });
+    const lists = async (userId: string) => {
+      const { body } = await server.call<{ releases: { id: string }[] }>(
+        200,
+        `GET /v1/users/${userId}/left-behind`,
+        tenant.admin,
+      );
+      return body.releases.map(({ id }) => id);
+    };
+    const ends: Record<string, (userId: string) => Promise<unknown>> = {
+      removed: (userId) => server.call(204, `DELETE /v1/team/${userId}`, tenant.admin),
+      demoted: (userId) => server.call(200, `DELETE /v1/users/${userId}/roles/approver`, tenant.admin),
+      'out of the group': () => groups([]),
+    };
+    for (const [how, end] of Object.entries(ends)) {
+      const [a, b] = [await tenant.person('approver'), await tenant.person('approver')];
+      await groups([a.userId]);
+      const quorum = how === 'out of the group' ? { quorum: [{ group: 'finance', count: 1 }] } : {};
+      const [one, two] = [await hold(proxy, quorum), await hold(proxy, { ...quorum, action_summary: 'another' })];
+      for (const { id } of [one, two]) expect((await vote(200, a, id)).body).toMatchObject({ status: 'released' });
+      const both = await hold(proxy, { hold_type: 'multi_party', required_approvals: 2 });
+      for (const who of [a, b]) await vote(200, who, both.id);
+      expect((await lists(a.userId)).sort(), how).toEqual([one.id, two.id, both.id].sort());
+      await consume(403, proxy, one.id, { agent_id: 'another' });
+      await end(a.userId);
+      const refused = (await consume(409, proxy, one.id)).body as unknown as { code: string; detail: string };
+      expect(refused, how).toMatchObject({ code: 'INVALID_STATUS', detail: expect.stringContaining('approved') });
+      // without a use, the count after the change ends it
+      await server.core.holds.recount(tenant.id);
+      const left = how === 'out of the group' ? 'released' : 'cancelled';
+      expect([(await read(a, two.id).catch(() => read(b, two.id))).status, (await read(b, both.id)).status]).toEqual([
+        'cancelled',
+        left,
+      ]);
+      expect((await traces(tenant, one.id)).audit.slice(-3)).toEqual([
+        ...['escrow.recounted', 'escrow.cancelled', 'escrow.use_refused'],
+      ]);
+      expect((await traces(tenant, two.id)).outbox.at(-1)).toBe('escrow.cancelled');
+      const [{ reason }] = (
+        await server.call<{ records: { reason: string }[] }>(
+          200,
+          'GET /v1/audit?action=escrow.cancelled&limit=1',
+          tenant.admin,
+        )
+      ).body.records as [{ reason: string }];
+      expect(reason).toContain('may no longer');
+      // a release that the others still carry is used as ever
+      const more = await hold(proxy);
+      await vote(200, b, more.id);
+      await consume(200, proxy, more.id);
+    }
+    await tenant.set({ approver_groups: null });
+  });
+
   test('the authors of the live policy may vote unless the tenant forbids it, whoever saved it last', async () => {
     const { tenant } = await setUp();
     const author = await tenant.person('approver');

@@ -102,9 +102,15 @@ class Reference {
   }
 
   recount(approvers: ReadonlySet<string>): void {
-    if (this.status !== 'held') return;
+    if (this.status !== 'held' && this.status !== 'released') return;
     const before = JSON.stringify(this.counted);
     this.#count(approvers);
+    if (this.status === 'released') {
+      if (this.#free(this.counted.enough)) return;
+      this.log.push('recounted');
+      this.#end('cancelled');
+      return;
+    }
     const free = this.#free(this.counted.enough);
     if (before !== JSON.stringify(this.counted)) this.log.push('recounted');
     if (free) this.#release();
