@@ -165,6 +165,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/users/{id}/left-behind": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List what a person set up that acts without them, and the releases that rest on their approval
+         * @description What ends, is paused or called into question if they are removed, besides their keys. Up to 1,000 of each.
+         */
+        get: operations["users-left"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/users/{id}/roles": {
         parameters: {
             query?: never;
@@ -197,7 +217,7 @@ export interface paths {
         post?: never;
         /**
          * Revoke a role
-         * @description Takes effect immediately. When a person stops being an admin, their keys, open invitations and pending settings changes end. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.
+         * @description Takes effect immediately. When a person stops being an admin, their keys, workload trusts, token issuers, open invitations and pending settings changes end, and their subscriptions are paused. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.
          */
         delete: operations["users-revoke"];
         options?: never;
@@ -217,7 +237,7 @@ export interface paths {
         post?: never;
         /**
          * Remove a person from the team
-         * @description Immediately ends the person’s roles, sessions and sign-in links, the keys that they created or are responsible for, and the invitations that they sent. A new invitation restores the same account. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.
+         * @description Immediately ends the person’s roles, sessions and sign-in links, the keys that they created or are responsible for, and the workload trusts, token issuers and invitations that they made, and pauses their subscriptions. `GET /v1/users/{id}/left-behind` lists these. A new invitation restores the same account. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.
          */
         delete: operations["users-remove"];
         options?: never;
@@ -423,7 +443,7 @@ export interface paths {
         put?: never;
         /**
          * Trust the tokens of a pipeline or another workload; the keys of the issuer are fetched immediately
-         * @description A token is taken if its issuer and audience are exactly these and it has every claim of `match`. Values are exact; `environment`, `ref`, `ref_path`, `job_workflow_ref`, `workflow_ref` and `ci_config_ref_uri` may end with `*` after `/`, `@`, `:` or `-`. A name needs the id beside it that nobody else can take (`repository_id`, `project_id`). So does a `sub`, except that of a Kubernetes service account, a SPIFFE id, or a single number, UUID or random id: at GitHub and GitLab each repository sets what its `sub` is made of.
+         * @description A token is taken if its issuer and audience are exactly these and it has every claim of `match`. Values are exact; `environment`, `ref`, `ref_path`, `job_workflow_ref`, `workflow_ref` and `ci_config_ref_uri` may end with `*` after `/`, `@`, `:` or `-`. A name needs the id beside it that nobody else can take (`repository_id`, `project_id`). So does a `sub`, except that of a Kubernetes service account, a SPIFFE id, or a single number, UUID or random id: at GitHub and GitLab each repository sets what its `sub` is made of. If approval is required, it needs a signed-in person and waits for a second one: until then no token is accepted.
          */
         post: operations["workloadTrust-create"];
         delete?: never;
@@ -670,7 +690,10 @@ export interface paths {
         };
         /** Read the issuers whose agent tokens the proxies accept */
         get: operations["tokenIssuers-get"];
-        /** Replace the list of token issuers; their keys are fetched immediately */
+        /**
+         * Replace the list of token issuers; their keys are fetched immediately
+         * @description If approval is required, a list that adds or changes an issuer needs a signed-in person, and waits for a second one: the answer then has the list as it was.
+         */
         put: operations["tokenIssuers-replace"];
         post?: never;
         delete?: never;
@@ -4042,6 +4065,27 @@ export interface components {
             /** @description valid keys, which end when the person is removed */
             keys: number;
         };
+        LeftBehind: {
+            /** @description they end */
+            workload_trust: {
+                id: string;
+                label: string;
+            }[];
+            /** @description those that they were the last to make or change: they end */
+            token_issuers: string[];
+            /** @description those that send where they chose: they are paused, and an admin who resumes one takes it over */
+            subscriptions: {
+                id: string;
+                destination_type: string;
+                active: boolean;
+            }[];
+            /** @description released holds that count their approval or report: they end as cancelled unless the others suffice */
+            releases: {
+                id: string;
+                agent_id: string;
+                action_summary: string;
+            }[];
+        };
         Invited: {
             id: string;
             email: string;
@@ -5181,7 +5225,7 @@ export interface components {
                 /** Format: date-time */
                 at: string;
             }[];
-            /** @description people who owned or created a key of the agent, or created the key that opened it; not shown to agent keys */
+            /** @description people who owned or created a key of the agent, changed a token issuer that may name it, or created the key that opened it; not shown to agent keys */
             barred_voters?: string[];
             session_id?: string;
             notify_targets: string[];
@@ -5334,6 +5378,9 @@ export interface components {
                 /** @description base URL of the Approve and Deny links; this server when absent */
                 app_url?: string;
             };
+            created_by: string;
+            /** @description who made it, last changed its address, or took it over: it is paused when they are no longer an admin */
+            owner_id: string;
             /** Format: date-time */
             created_at: string;
             /** Format: date-time */
@@ -7105,9 +7152,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-tl6p5r",
+                     *       "tenant_id": "t1-o0iut4",
                      *       "user": {
-                     *         "id": "usr_01m8hxxwqsex3c3am52ypygbkf",
+                     *         "id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -7202,14 +7249,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8hxxx2p7p4z402pr37yeg0n",
+                     *           "id": "ses_01m8hz1e075ew5gx639pvfp9bs",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T20:35:43.830Z",
-                     *           "last_seen_at": "2026-11-28T20:35:43.830Z",
-                     *           "expires_at": "2026-11-29T20:35:43.830Z"
+                     *           "created_at": "2026-11-28T20:55:08.039Z",
+                     *           "last_seen_at": "2026-11-28T20:55:08.039Z",
+                     *           "expires_at": "2026-11-29T20:55:08.039Z"
                      *         }
                      *       ]
                      *     }
@@ -7319,14 +7366,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8hxxx2p7p4z402pr37yeg0n",
+                     *           "id": "ses_01m8hz1e075ew5gx639pvfp9bs",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T20:35:43.830Z",
-                     *           "last_seen_at": "2026-11-28T20:35:43.830Z",
-                     *           "expires_at": "2026-11-29T20:35:43.830Z"
+                     *           "created_at": "2026-11-28T20:55:08.039Z",
+                     *           "last_seen_at": "2026-11-28T20:55:08.039Z",
+                     *           "expires_at": "2026-11-29T20:55:08.039Z"
                      *         }
                      *       ]
                      *     }
@@ -7445,7 +7492,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *           "id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -7453,13 +7500,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T20:35:42.910Z",
+                     *           "created_at": "2026-11-28T20:55:07.567Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m8hxxwqsex3c3am52ypygbkf",
+                     *           "id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -7467,8 +7514,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T20:35:43.481Z",
-                     *           "last_login": "2026-11-28T20:35:43.830Z",
+                     *           "created_at": "2026-11-28T20:55:07.872Z",
+                     *           "last_login": "2026-11-28T20:55:08.039Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -7517,7 +7564,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m8hxxwqsex3c3am52ypygbkf",
+                     *       "id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -7525,13 +7572,59 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-28T20:35:43.481Z",
-                     *       "last_login": "2026-11-28T20:35:43.830Z",
+                     *       "created_at": "2026-11-28T20:55:07.872Z",
+                     *       "last_login": "2026-11-28T20:55:08.039Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
                      */
                     "application/json": components["schemas"]["User"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "users-left": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "workload_trust": [],
+                     *       "token_issuers": [],
+                     *       "subscriptions": [
+                     *         {
+                     *           "id": "sub_01m8hz1gx7q033kq6j3nak1k1x",
+                     *           "destination_type": "webhook",
+                     *           "active": false
+                     *         }
+                     *       ],
+                     *       "releases": []
+                     *     }
+                     */
+                    "application/json": components["schemas"]["LeftBehind"];
                 };
             };
             400: components["responses"]["VALIDATION_FAILED"];
@@ -7600,6 +7693,7 @@ export interface operations {
         parameters: {
             query?: {
                 reason?: string;
+                take_over?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -7639,6 +7733,7 @@ export interface operations {
         parameters: {
             query?: {
                 reason?: string;
+                take_over?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -7698,14 +7793,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m8hxy1n5rapse6k5zjn2zy4v",
+                     *           "id": "inv_01m8hz1gvz3bjnnp2c16ga6709",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-28T20:35:48.517Z",
-                     *           "sent_at": "2026-11-28T20:35:48.517Z",
-                     *           "expires_at": "2026-12-05T20:35:48.517Z"
+                     *           "created_at": "2026-11-28T20:55:10.975Z",
+                     *           "sent_at": "2026-11-28T20:55:10.975Z",
+                     *           "expires_at": "2026-12-05T20:55:10.975Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -7977,25 +8072,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m8hxy15g2ebeh4884e44e0sh",
+                     *           "id": "key_01m8hz1gf8jdww04vcnaswjvgh",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m8hxxwqsex3c3am52ypygbkf",
-                     *           "created_at": "2026-11-28T20:35:48.016Z"
+                     *           "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *           "created_at": "2026-11-28T20:55:10.569Z"
                      *         },
                      *         {
-                     *           "id": "key_01m8hxxwpq81da1zewxwnkgjzp",
+                     *           "id": "key_01m8hz1dt90cwng4qm7bnatjaw",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *           "created_at": "2026-11-28T20:35:43.448Z",
-                     *           "last_used_at": "2026-11-28T20:35:44.338Z"
+                     *           "created_by": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *           "created_at": "2026-11-28T20:55:07.850Z",
+                     *           "last_used_at": "2026-11-28T20:55:08.189Z"
                      *         }
                      *       ]
                      *     }
@@ -8052,14 +8147,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m8hxy6qjj7bm13arextydf4v",
+                     *       "id": "key_01m8hz1pzntmcxd3qrhsg1wdmc",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-28T20:35:53.714Z"
+                     *       "created_at": "2026-11-28T20:55:17.238Z"
                      *     }
                      */
                     "application/json": {
@@ -8208,24 +8303,24 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8hxy172nnhp9fhv4ydc4pjc",
+                     *           "id": "agk_01m8hz1gh3n26bcp0x4fq9nb1f",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hxxwqsex3c3am52ypygbkf",
+                     *           "owner_id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T20:35:48.072Z",
+                     *           "created_at": "2026-11-28T20:55:10.627Z",
                      *           "last_used_by": null
                      *         },
                      *         {
-                     *           "id": "agk_01m8hxxx90srcxms9pcn45a579",
+                     *           "id": "agk_01m8hz1e25sx48784vthbe6z4a",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *           "owner_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T20:35:44.037Z",
-                     *           "last_used_at": "2026-11-28T20:35:46.609Z",
+                     *           "created_at": "2026-11-28T20:55:08.103Z",
+                     *           "last_used_at": "2026-11-28T20:55:09.931Z",
                      *           "last_used_by": null
                      *         }
                      *       ]
@@ -8284,13 +8379,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m8hxy6qszvjgptv8a1s2z0pq",
+                     *       "id": "agk_01m8hz1q0sj4dze67dynvat83r",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *       "created_at": "2026-11-28T20:35:53.722Z"
+                     *       "owner_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *       "created_at": "2026-11-28T20:55:17.274Z"
                      *     }
                      */
                     "application/json": {
@@ -8438,7 +8533,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-tl6p5r",
+                     *       "audience": "https://control.example/tenants/t1-o0iut4",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -8454,7 +8549,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-28T20:35:48.731Z",
+                     *           "created_at": "2026-11-28T20:55:11.166Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -8498,7 +8593,8 @@ export interface operations {
                  *       "scopes": [
                  *         "policies:read",
                  *         "policies:write"
-                 *       ]
+                 *       ],
+                 *       "reason": "as agreed"
                  *     }
                  */
                 "application/json": {
@@ -8512,6 +8608,8 @@ export interface operations {
                     };
                     scopes: ("policies:read" | "policies:write" | "policies:submit")[];
                     policies?: string;
+                    /** @description why; it goes into the audit log */
+                    reason?: string;
                 };
             };
         };
@@ -8525,12 +8623,37 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["WorkloadTrust"];
+                    "application/json": {
+                        id: string;
+                        label: string;
+                        /** @description the exact `iss` of the tokens */
+                        issuer: string;
+                        /** @description the exact `aud` of the tokens */
+                        audience: string;
+                        jwks_uri: string | null;
+                        /** @description the claims that a token must have, all of them */
+                        match: {
+                            [key: string]: string;
+                        };
+                        scopes: ("policies:read" | "policies:write" | "policies:submit")[];
+                        /** @description the policies that it reaches; null for all */
+                        policies: string | null;
+                        created_by: string | null;
+                        /** Format: date-time */
+                        created_at: string;
+                        /** Format: date-time */
+                        last_used_at?: string;
+                        /** @description restored from a backup and not confirmed since: it is not in force */
+                        unconfirmed: boolean;
+                        /** @description the change under `/v1/settings/changes` that waits for a second person; null if it was applied */
+                        waiting: string | null;
+                    };
                 };
             };
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            409: components["responses"]["CONFLICT"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
@@ -8595,25 +8718,25 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *           "id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m8hxxwqsex3c3am52ypygbkf",
+                     *           "id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
                      *       ],
                      *       "keys": [
                      *         {
-                     *           "id": "agk_01m8hxy172nnhp9fhv4ydc4pjc",
+                     *           "id": "agk_01m8hz1gh3n26bcp0x4fq9nb1f",
                      *           "kind": "agent_key",
                      *           "name": "agent-2",
                      *           "ended": false
                      *         },
                      *         {
-                     *           "id": "key_01m8hxy15g2ebeh4884e44e0sh",
+                     *           "id": "key_01m8hz1gf8jdww04vcnaswjvgh",
                      *           "kind": "api_key",
                      *           "name": "k",
                      *           "ended": false
@@ -8858,11 +8981,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m8hxy1t82m6w46mqtynv4wv2",
+                     *           "id": "stc_01m8hz1gzkx9qn9731pyv710fs",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m8hxxwqsex3c3am52ypygbkf",
-                     *           "created_at": "2026-11-28T20:35:48.680Z",
+                     *           "proposed_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *           "created_at": "2026-11-28T20:55:11.091Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -9401,11 +9524,16 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "token_issuers": []
+                     *       "token_issuers": [],
+                     *       "changed_by": {}
                      *     }
                      */
                     "application/json": {
                         token_issuers: components["schemas"]["TokenIssuer"][];
+                        /** @description by issuer: who made or changed the entry, the last one last; they do not vote on holds of the agents that it may name */
+                        changed_by: {
+                            [key: string]: string[];
+                        };
                     };
                 };
             };
@@ -9473,12 +9601,19 @@ export interface operations {
                 content: {
                     "application/json": {
                         token_issuers: components["schemas"]["TokenIssuer"][];
+                        /** @description by issuer: who made or changed the entry, the last one last; they do not vote on holds of the agents that it may name */
+                        changed_by: {
+                            [key: string]: string[];
+                        };
+                        /** @description the change under `/v1/settings/changes` that waits for a second person; null if it was applied */
+                        waiting: string | null;
                     };
                 };
             };
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            409: components["responses"]["CONFLICT"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
@@ -9524,9 +9659,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *           "created_at": "2026-11-28T20:35:44.359Z",
-                     *           "updated_at": "2026-11-28T20:35:49.070Z",
+                     *           "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *           "created_at": "2026-11-28T20:55:08.198Z",
+                     *           "updated_at": "2026-11-28T20:55:11.544Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -9621,9 +9756,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *       "created_at": "2026-11-28T20:35:53.600Z",
-                     *       "updated_at": "2026-11-28T20:35:53.600Z",
+                     *       "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *       "created_at": "2026-11-28T20:55:16.850Z",
+                     *       "updated_at": "2026-11-28T20:55:16.850Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -10164,9 +10299,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *       "created_at": "2026-11-28T20:35:44.359Z",
-                     *       "updated_at": "2026-11-28T20:35:49.070Z",
+                     *       "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *       "created_at": "2026-11-28T20:55:08.198Z",
+                     *       "updated_at": "2026-11-28T20:55:11.544Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -10174,28 +10309,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *           "created_at": "2026-11-28T20:35:49.070Z",
+                     *           "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *           "created_at": "2026-11-28T20:55:11.544Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *           "created_at": "2026-11-28T20:35:44.359Z",
+                     *           "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *           "created_at": "2026-11-28T20:55:08.198Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *             "decided_at": "2026-11-28T20:35:46.521Z"
+                     *             "decided_by": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *             "decided_at": "2026-11-28T20:55:09.892Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *               "decided_at": "2026-11-28T20:35:46.521Z"
+                     *               "decided_by": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *               "decided_at": "2026-11-28T20:55:09.892Z"
                      *             }
                      *           ]
                      *         }
@@ -10378,9 +10513,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *       "created_at": "2026-11-28T20:35:44.359Z",
-                     *       "updated_at": "2026-11-28T20:35:53.682Z",
+                     *       "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *       "created_at": "2026-11-28T20:55:08.198Z",
+                     *       "updated_at": "2026-11-28T20:55:17.154Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -10812,20 +10947,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *       "created_at": "2026-11-28T20:35:44.359Z",
+                     *       "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *       "created_at": "2026-11-28T20:55:08.198Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *         "decided_at": "2026-11-28T20:35:46.521Z"
+                     *         "decided_by": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *         "decided_at": "2026-11-28T20:55:09.892Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *           "decided_at": "2026-11-28T20:35:46.521Z"
+                     *           "decided_by": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *           "decided_at": "2026-11-28T20:55:09.892Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -11364,7 +11499,7 @@ export interface operations {
                      * @example {
                      *       "questions": [
                      *         {
-                     *           "id": "qst_01m8hxy1ywjd2q0vxp6y69fkz3",
+                     *           "id": "qst_01m8hz1h6npfnvpx7asr3nbs1v",
                      *           "name": "kept",
                      *           "request": {
                      *             "agent_id": "agent-1",
@@ -11372,8 +11507,8 @@ export interface operations {
                      *             "action_type": "tool_call",
                      *             "tool_name": "read"
                      *           },
-                     *           "created_by": "usr_01m8hxxwqsex3c3am52ypygbkf",
-                     *           "created_at": "2026-11-28T20:35:48.828Z"
+                     *           "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *           "created_at": "2026-11-28T20:55:11.317Z"
                      *         }
                      *       ]
                      *     }
@@ -11546,7 +11681,7 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T20:35:49.070Z",
+                     *           "written_at": "2026-11-28T20:55:11.544Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -11599,12 +11734,12 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T20:35:49.070Z"
+                     *           "written_at": "2026-11-28T20:55:11.544Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-29T20:35:50.119Z",
+                     *       "since": "2026-10-29T20:55:12.797Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -11793,16 +11928,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-29T20:35:48.634Z",
-                     *         "to": "2026-11-28T20:35:48.634Z"
+                     *         "from": "2026-10-29T20:55:11.054Z",
+                     *         "to": "2026-11-28T20:55:11.054Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-28T20:35:48.634Z",
+                     *       "created_at": "2026-11-28T20:55:11.054Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-28T20:35:48.634Z",
+                     *       "finished_at": "2026-11-28T20:55:11.054Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -11961,16 +12096,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-29T20:35:48.634Z",
-                     *             "to": "2026-11-28T20:35:48.634Z"
+                     *             "from": "2026-10-29T20:55:11.054Z",
+                     *             "to": "2026-11-28T20:55:11.054Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-28T20:35:48.634Z",
+                     *           "created_at": "2026-11-28T20:55:11.054Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-28T20:35:48.634Z",
+                     *           "finished_at": "2026-11-28T20:55:11.054Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -12062,8 +12197,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *             "created_at": "2026-11-28T20:35:47.837Z",
+                     *             "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *             "created_at": "2026-11-28T20:55:10.468Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -12124,8 +12259,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *         "created_at": "2026-11-28T20:35:47.837Z",
+                     *         "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *         "created_at": "2026-11-28T20:55:10.468Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -12140,8 +12275,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *           "created_at": "2026-11-28T20:35:47.837Z",
+                     *           "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *           "created_at": "2026-11-28T20:55:10.468Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12154,8 +12289,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8hxxw5ye4naz048b3j6mw6m",
-                     *           "created_at": "2026-11-28T20:35:47.644Z",
+                     *           "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *           "created_at": "2026-11-28T20:55:10.419Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12586,9 +12721,9 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m8hxxwpq81da1zewxwnkgjzp",
-                     *           "first_seen_at": "2026-11-28T20:35:48.993Z",
-                     *           "last_seen_at": "2026-11-28T20:35:48.993Z",
+                     *           "key_id": "key_01m8hz1dt90cwng4qm7bnatjaw",
+                     *           "first_seen_at": "2026-11-28T20:55:11.432Z",
+                     *           "last_seen_at": "2026-11-28T20:55:11.432Z",
                      *           "state": "alive",
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -12663,7 +12798,7 @@ export interface operations {
                      *           "bundle_hash": null,
                      *           "bundle_seq": null,
                      *           "built_at": null,
-                     *           "since": "2026-11-28T20:35:48.963Z",
+                     *           "since": "2026-11-28T20:55:11.421Z",
                      *           "until": null,
                      *           "lag_seconds": null,
                      *           "change": null
@@ -12744,18 +12879,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8hxxx90srcxms9pcn45a579",
-                     *           "key_hash": "sha256:63965332448741373db38452aed52f7db8a66927f94b4ad7e64007b2055a85b4",
+                     *           "id": "agk_01m8hz1e25sx48784vthbe6z4a",
+                     *           "key_hash": "sha256:370293074a49a1378fedb7a497b99328204d84fcc27fd8a797cdba5debad1f77",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hxxw5ye4naz048b3j6mw6m"
+                     *           "owner_id": "usr_01m8hz1dhfh0p5a3radd8rde6r"
                      *         },
                      *         {
-                     *           "id": "agk_01m8hxy172nnhp9fhv4ydc4pjc",
-                     *           "key_hash": "sha256:a9215b58c6bf72dd57b8ded3075497cc9829ed21eb64e9ed3f2ac7faa4b24404",
+                     *           "id": "agk_01m8hz1gh3n26bcp0x4fq9nb1f",
+                     *           "key_hash": "sha256:45b0b98c7fd762f560b1583c0e063f90c4236904038f3dc06f6b8c4fc7e105ba",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hxxwqsex3c3am52ypygbkf"
+                     *           "owner_id": "usr_01m8hz1dv063yktqsmj9tpw4ax"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -12906,8 +13041,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-28T20:35:47.462Z",
-                     *           "last_seen": "2026-11-28T20:35:47.462Z"
+                     *           "first_seen": "2026-11-28T20:55:10.387Z",
+                     *           "last_seen": "2026-11-28T20:55:10.387Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -13004,8 +13139,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-28T20:35:47.462Z",
-                     *       "last_seen": "2026-11-28T20:35:47.462Z",
+                     *       "first_seen": "2026-11-28T20:55:10.387Z",
+                     *       "last_seen": "2026-11-28T20:55:10.387Z",
                      *       "owner_id": null,
                      *       "approved": null,
                      *       "shown": {
@@ -13037,9 +13172,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-28T20:35:47.462Z",
-                     *           "last_seen": "2026-11-28T20:35:47.462Z",
-                     *           "reported_by": "key_01m8hxxwpq81da1zewxwnkgjzp",
+                     *           "first_seen": "2026-11-28T20:55:10.387Z",
+                     *           "last_seen": "2026-11-28T20:55:10.387Z",
+                     *           "reported_by": "key_01m8hz1dt90cwng4qm7bnatjaw",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -13359,8 +13494,8 @@ export interface operations {
                      *           "trust": null,
                      *           "check_arguments": false,
                      *           "owner_id": null,
-                     *           "first_seen": "2026-11-28T20:35:47.462Z",
-                     *           "last_seen": "2026-11-28T20:35:47.462Z",
+                     *           "first_seen": "2026-11-28T20:55:10.387Z",
+                     *           "last_seen": "2026-11-28T20:55:10.387Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -13485,7 +13620,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-28T20:35:48.931Z",
+                     *           "last_seen": "2026-11-28T20:55:11.416Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -13551,10 +13686,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-28T20:35:48.931Z",
+                     *       "last_seen": "2026-11-28T20:55:11.416Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m8hxxw5ye4naz048b3j6mw6m"
+                     *         "usr_01m8hz1dhfh0p5a3radd8rde6r"
                      *       ]
                      *     }
                      */
@@ -13659,11 +13794,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m8hxy06grwkz97624yh929mk",
+                     *           "id": "esc_01m8hz1g5443gwbreazfpvxxew",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m8hxxx90srcxms9pcn45a579",
+                     *           "opened_by": "agk_01m8hz1e25sx48784vthbe6z4a",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -13685,8 +13820,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-28T21:35:47.024Z",
-                     *           "created_at": "2026-11-28T20:35:47.024Z",
+                     *           "expires_at": "2026-11-28T21:55:10.244Z",
+                     *           "created_at": "2026-11-28T20:55:10.244Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -13700,10 +13835,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m8hxxw5ye4naz048b3j6mw6m"
+                     *             "usr_01m8hz1dhfh0p5a3radd8rde6r"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:05637b0b77d0d6950af075788b0c0fd3bac8501137c234cc7914522859caec5e"
+                     *           "shown_hash": "sha256:646a52cfd8ff64d5a5dcd14e784aef34d36d59dfb0ba2554cdaa528152f1cf83"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -13884,7 +14019,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-28T21:35:47.024Z"
+                     *           "next_expires_at": "2026-11-28T21:55:10.244Z"
                      *         }
                      *       ]
                      *     }
@@ -14072,7 +14207,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T20:35:50.975Z",
+                     *       "since": "2026-11-27T20:55:13.666Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -14128,11 +14263,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m8hxy06grwkz97624yh929mk",
+                     *       "id": "esc_01m8hz1g5443gwbreazfpvxxew",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m8hxxx90srcxms9pcn45a579",
+                     *       "opened_by": "agk_01m8hz1e25sx48784vthbe6z4a",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -14154,8 +14289,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-28T21:35:47.024Z",
-                     *       "created_at": "2026-11-28T20:35:47.024Z",
+                     *       "expires_at": "2026-11-28T21:55:10.244Z",
+                     *       "created_at": "2026-11-28T20:55:10.244Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -14169,10 +14304,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m8hxxw5ye4naz048b3j6mw6m"
+                     *         "usr_01m8hz1dhfh0p5a3radd8rde6r"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:05637b0b77d0d6950af075788b0c0fd3bac8501137c234cc7914522859caec5e"
+                     *       "shown_hash": "sha256:646a52cfd8ff64d5a5dcd14e784aef34d36d59dfb0ba2554cdaa528152f1cf83"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -14579,15 +14714,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m8hxy1vzj28ccgbkbhg7q11v",
+                     *           "id": "stp_01m8hz1h241s0xnsy1hq34e7qn",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m8hxxwqsex3c3am52ypygbkf",
-                     *           "created_at": "2026-11-28T20:35:48.738Z",
+                     *           "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *           "created_at": "2026-11-28T20:55:11.195Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -14715,15 +14850,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m8hxy1vzj28ccgbkbhg7q11v",
+                     *       "id": "stp_01m8hz1h241s0xnsy1hq34e7qn",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m8hxxwqsex3c3am52ypygbkf",
-                     *       "created_at": "2026-11-28T20:35:48.738Z",
+                     *       "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *       "created_at": "2026-11-28T20:55:11.195Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -14734,7 +14869,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-28T20:35:48.993Z"
+                     *             "last_seen_at": "2026-11-28T20:55:11.432Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -14830,7 +14965,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8hxy1pk3mq2mnf97y1mrq7p",
+                     *           "id": "sub_01m8hz1gx7q033kq6j3nak1k1x",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -14841,8 +14976,10 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-28T20:35:48.563Z",
-                     *           "updated_at": "2026-11-28T20:35:48.563Z"
+                     *           "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *           "owner_id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *           "created_at": "2026-11-28T20:55:11.015Z",
+                     *           "updated_at": "2026-11-28T20:55:11.015Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -14961,7 +15098,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m8hxy1pk3mq2mnf97y1mrq7p",
+                     *       "id": "sub_01m8hz1gx7q033kq6j3nak1k1x",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -14972,8 +15109,10 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-28T20:35:48.563Z",
-                     *       "updated_at": "2026-11-28T20:35:48.563Z"
+                     *       "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *       "owner_id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *       "created_at": "2026-11-28T20:55:11.015Z",
+                     *       "updated_at": "2026-11-28T20:55:11.015Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -15243,12 +15382,12 @@ export interface operations {
                      *         "x-svc-event": "escrow.created",
                      *         "x-svc-delivery": "dlv_example",
                      *         "x-svc-test": "true",
-                     *         "x-svc-signature": "t=1795898151,v1=249c0b58af4ccb2af7d296f60b7d01c8a734511614e9ba1898944607612c21e2",
+                     *         "x-svc-signature": "t=1795899313,v1=a4258ab9739bb653de4abeff4dfa6dac6a995f9acf854e1969538fbdd7508aaa",
                      *         "webhook-id": "oev_example",
-                     *         "webhook-timestamp": "1795898151",
-                     *         "webhook-signature": "v1,YJ2Sx/2IoqEg6xUeEVCJVGegnQrM5o2sWJP6dtyKxn4="
+                     *         "webhook-timestamp": "1795899313",
+                     *         "webhook-signature": "v1,tnTA9Dz+VYcDUl5UUYw+YqpWn3SVuBxFrm/UTNh42pk="
                      *       },
-                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-tl6p5r\",\"test\":true,\"created_at\":\"2026-11-28T20:35:51.196Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T21:35:51.196Z\",\"notify_targets\":[]}",
+                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-o0iut4\",\"test\":true,\"created_at\":\"2026-11-28T20:55:13.906Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T21:55:13.906Z\",\"notify_targets\":[]}",
                      *       "secret": "whsec_YW4gZXhhbXBsZSB0aGF0IGV2ZXJ5Ym9keSBrbm93cw=="
                      *     }
                      */
@@ -15352,8 +15491,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T20:35:51.217Z",
-                     *       "until": "2026-11-28T20:35:51.217Z",
+                     *       "since": "2026-11-27T20:55:14.025Z",
+                     *       "until": "2026-11-28T20:55:14.025Z",
                      *       "bucket_seconds": 3600,
                      *       "complete_since": null,
                      *       "delivered": 0,
@@ -15428,8 +15567,8 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_31mrq7p",
-                     *           "subscription_id": "sub_01m8hxy1pk3mq2mnf97y1mrq7p",
+                     *           "id": "dlv_3ak1k1x",
+                     *           "subscription_id": "sub_01m8hz1gx7q033kq6j3nak1k1x",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "test": false,
@@ -15439,7 +15578,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-28T20:35:48.915Z",
+                     *           "created_at": "2026-11-28T20:55:11.404Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -15489,8 +15628,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_31mrq7p",
-                     *       "subscription_id": "sub_01m8hxy1pk3mq2mnf97y1mrq7p",
+                     *       "id": "dlv_3ak1k1x",
+                     *       "subscription_id": "sub_01m8hz1gx7q033kq6j3nak1k1x",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "test": false,
@@ -15500,7 +15639,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-28T20:35:48.915Z",
+                     *       "created_at": "2026-11-28T20:55:11.404Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -15616,7 +15755,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8hxy1pk3mq2mnf97y1mrq7p",
+                     *           "id": "sub_01m8hz1gx7q033kq6j3nak1k1x",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -15877,13 +16016,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8hxy6r90zdmgd0cwxzdyjxy",
+                     *       "event_id": "evt_01m8hz1q1mzbkxbttg2drnp0gk",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:b19fda9ecf8a0b49302fdcf0c90f1738879e7e2aac29ef6d121a4123a7b52990",
+                     *       "bundle_hash": "sha256:368e1f8659a4cbaf44ee8f8969286168e70ae1bbb2c1bcc182fe928f143fccf6",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 121855
+                     *       "evaluation_us": 42575
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16022,13 +16161,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8hxy6x8msqg1x9ng35fjbn7",
+                     *       "event_id": "evt_01m8hz1q57effqtmws3yhfht1j",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:b19fda9ecf8a0b49302fdcf0c90f1738879e7e2aac29ef6d121a4123a7b52990",
+                     *       "bundle_hash": "sha256:368e1f8659a4cbaf44ee8f8969286168e70ae1bbb2c1bcc182fe928f143fccf6",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 235
+                     *       "evaluation_us": 348
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16166,11 +16305,11 @@ export interface operations {
                     /**
                      * @example {
                      *       "session_id": "session-1",
-                     *       "first_at": "2026-11-28T20:35:48.931Z",
-                     *       "last_at": "2026-11-28T20:35:48.931Z",
+                     *       "first_at": "2026-11-28T20:55:11.416Z",
+                     *       "last_at": "2026-11-28T20:55:11.416Z",
                      *       "entries": [
                      *         {
-                     *           "id": "event-4212-4",
+                     *           "id": "event-19610-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16183,11 +16322,11 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T20:35:48.931Z",
+                     *           "created_at": "2026-11-28T20:55:11.416Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         },
                      *         {
-                     *           "id": "event-4212-5",
+                     *           "id": "event-19610-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16200,7 +16339,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T20:35:48.931Z",
+                     *           "created_at": "2026-11-28T20:55:11.416Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         }
                      *       ],
@@ -16275,7 +16414,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-4212-5",
+                     *           "id": "event-19610-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16288,10 +16427,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T20:35:48.931Z"
+                     *           "created_at": "2026-11-28T20:55:11.416Z"
                      *         },
                      *         {
-                     *           "id": "event-4212-4",
+                     *           "id": "event-19610-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16304,7 +16443,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T20:35:48.931Z"
+                     *           "created_at": "2026-11-28T20:55:11.416Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -16353,12 +16492,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T20:35:51.652Z",
-                     *       "until": "2026-11-28T20:35:51.652Z",
+                     *       "since": "2026-11-27T20:55:14.685Z",
+                     *       "until": "2026-11-28T20:55:14.685Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-27T20:35:51.652Z",
+                     *           "at": "2026-11-27T20:55:14.685Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16366,7 +16505,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-27T21:35:51.652Z",
+                     *           "at": "2026-11-27T21:55:14.685Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16377,7 +16516,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-28T20:35:48.931Z"
+                     *         "at": "2026-11-28T20:55:11.416Z"
                      *       }
                      *     }
                      */
@@ -16439,8 +16578,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-28T20:35:47.337Z",
-                     *       "until": "2026-11-28T20:35:51.702Z",
+                     *       "since": "2026-11-28T20:55:10.366Z",
+                     *       "until": "2026-11-28T20:55:14.719Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -16451,7 +16590,7 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-28T20:35:47.000Z",
+                     *           "at": "2026-11-28T20:55:10.000Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16459,7 +16598,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-28T20:35:48.000Z",
+                     *           "at": "2026-11-28T20:55:11.000Z",
                      *           "allow": 1,
                      *           "allow_with_masking": 0,
                      *           "deny": 1,
@@ -16599,8 +16738,8 @@ export interface operations {
                      *             "escrow": 0,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T20:35:48.931Z",
-                     *           "last_at": "2026-11-28T20:35:48.931Z"
+                     *           "first_at": "2026-11-28T20:55:11.416Z",
+                     *           "last_at": "2026-11-28T20:55:11.416Z"
                      *         },
                      *         {
                      *           "value": "pay",
@@ -16612,8 +16751,8 @@ export interface operations {
                      *             "escrow": 1,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T20:35:47.337Z",
-                     *           "last_at": "2026-11-28T20:35:47.337Z"
+                     *           "first_at": "2026-11-28T20:55:10.366Z",
+                     *           "last_at": "2026-11-28T20:55:10.366Z"
                      *         }
                      *       ],
                      *       "others": {
@@ -16656,7 +16795,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m8hxxzsn0en95j83ckhbc8qc",
+                     *       "id": "evt_01m8hz1fvdy1dgym92406yt4ap",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -16668,32 +16807,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 635923,
-                     *       "created_at": "2026-11-28T20:35:47.337Z",
+                     *       "evaluation_us": 344673,
+                     *       "created_at": "2026-11-28T20:55:10.366Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m8hxy06grwkz97624yh929mk",
-                     *       "key_id": "agk_01m8hxxx90srcxms9pcn45a579",
+                     *       "escrow_id": "esc_01m8hz1g5443gwbreazfpvxxew",
+                     *       "key_id": "agk_01m8hz1e25sx48784vthbe6z4a",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-28T20:35:46.613Z",
+                     *       "timestamp": "2026-11-28T20:55:09.933Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:bdd3fde7f631092bb8bcbae7f31869faf84e4bd47e2b9b59c9135fa11717c1f1",
-                     *       "input_hash": "sha256:e04bfc7c30acf526ddce0fb4c509080ff251b24f00fbb8423fd228da8d20b117",
-                     *       "action_ref": "sha256:b1f39d9f13b4810a82f21f0a62d72b288bca5ea1aa0f343aada404c93d257545",
-                     *       "trace_id": "d338d3472702337c6547fc65d7ae8de6",
-                     *       "span_id": "f54f4537a2580adf",
+                     *       "ask_commit": "sha256:687b2c2486bf813a69faaa47aa7e03a4ec7d4f91b2aaa5d6e8f92ded7c4ab8e2",
+                     *       "input_hash": "sha256:1b6ddeb3643f8b0c3fb58f751d89c5ab5a1b401100835960aedd21bd05aceb27",
+                     *       "action_ref": "sha256:3084d6c4709df5cddddbe832be43014aaa722ef8e2b8cdb2b69dd9251068af09",
+                     *       "trace_id": "68ae515fff46153829c01a1a5fdc5ef3",
+                     *       "span_id": "4184061e98f48e4e",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:f73da1571ea8b951b9f959cad02b88f8f65b29d46ccf0f91ec53428b79e6dccd"
+                     *         "bundle_hash": "sha256:5b105c880e8c680f6c4f32da12e98222cc8e52031ac9dadbfc679129becf80e6"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "9b2be0b04a846548ff7a878c202abaa0d15bc82062d70c0cb536bb2edaff689e",
-                     *         "hash": "5c466e81ba2108ac6932246d25cac3abc6492283257524770166effd21f2cb96",
+                     *         "prev_hash": "e2838968a3a5c4deb63416116bbc374a9229bf3348516a493f94231ed9f46097",
+                     *         "hash": "ecc2b1f92c74df821af262c2ffecc43dade80a3f53bde10790c1d989568bdfcc",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -16734,7 +16873,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8hxxzsn0en95j83ckhbc8qc",
+                     *       "event_id": "evt_01m8hz1fvdy1dgym92406yt4ap",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -16789,13 +16928,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8hxxzsn0en95j83ckhbc8qc",
+                     *       "event_id": "evt_01m8hz1fvdy1dgym92406yt4ap",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T20:35:46.613Z",
-                     *         "owner": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *         "now": "2026-11-28T20:55:09.933Z",
+                     *         "owner": "usr_01m8hz1dhfh0p5a3radd8rde6r",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -16804,8 +16943,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T20:35:46.613Z",
-                     *         "owner": "usr_01m8hxxw5ye4naz048b3j6mw6m",
+                     *         "now": "2026-11-28T20:55:09.933Z",
+                     *         "owner": "usr_01m8hz1dhfh0p5a3radd8rde6r",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -17047,10 +17186,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "5c466e81ba2108ac6932246d25cac3abc6492283257524770166effd21f2cb96",
-                     *       "kid": "od86gwms386PVw2dUxV98Hsk58_FbyfAoljYTZmRmbk",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-tl6p5r/forensics\n2\n5c466e81ba2108ac6932246d25cac3abc6492283257524770166effd21f2cb96\n\n— control.test SBnWtPLZgEMxFjqsqtcRtMD/RnlX0ZB0eSG1L0D3dA7hknQBXSSdYgjtt39NkFu1+X9d0w++3VUbR3Om5UCgwZ6bTQE=\n",
-                     *       "created_at": "2026-11-28T20:35:48.212Z"
+                     *       "hash": "ecc2b1f92c74df821af262c2ffecc43dade80a3f53bde10790c1d989568bdfcc",
+                     *       "kid": "BDaCfsOjDlUATq0SI0p64xPcNCg7ltKqL9w8ILYbOtc",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-o0iut4/forensics\n2\necc2b1f92c74df821af262c2ffecc43dade80a3f53bde10790c1d989568bdfcc\n\n— control.test v1bU9YvYFlwBOLb7/odt9b0loGK5DmVt7fB77wZQ+wJoiJ2gkQ/vi/p7iTEnwBTwkXXmgRGo4YGc1V9rjWSJAHnSUAk=\n",
+                     *       "created_at": "2026-11-28T20:55:10.741Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -17093,10 +17232,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "5c466e81ba2108ac6932246d25cac3abc6492283257524770166effd21f2cb96",
-                     *           "kid": "od86gwms386PVw2dUxV98Hsk58_FbyfAoljYTZmRmbk",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-tl6p5r/forensics\n2\n5c466e81ba2108ac6932246d25cac3abc6492283257524770166effd21f2cb96\n\n— control.test SBnWtPLZgEMxFjqsqtcRtMD/RnlX0ZB0eSG1L0D3dA7hknQBXSSdYgjtt39NkFu1+X9d0w++3VUbR3Om5UCgwZ6bTQE=\n",
-                     *           "created_at": "2026-11-28T20:35:48.212Z"
+                     *           "hash": "ecc2b1f92c74df821af262c2ffecc43dade80a3f53bde10790c1d989568bdfcc",
+                     *           "kid": "BDaCfsOjDlUATq0SI0p64xPcNCg7ltKqL9w8ILYbOtc",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-o0iut4/forensics\n2\necc2b1f92c74df821af262c2ffecc43dade80a3f53bde10790c1d989568bdfcc\n\n— control.test v1bU9YvYFlwBOLb7/odt9b0loGK5DmVt7fB77wZQ+wJoiJ2gkQ/vi/p7iTEnwBTwkXXmgRGo4YGc1V9rjWSJAHnSUAk=\n",
+                     *           "created_at": "2026-11-28T20:55:10.741Z"
                      *         }
                      *       ]
                      *     }
@@ -17188,18 +17327,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-28T20:35:47.337Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:97eaf3b0c852cb9fc1baafe542a064e2cca9b951241afe10dd14c62f137f301d\",\"received_at\":\"2026-11-28T20:35:47.337Z\",\"seq\":1,\"tenant_id\":\"t1-tl6p5r\",\"v\":1}",
-                     *           "hash": "9b2be0b04a846548ff7a878c202abaa0d15bc82062d70c0cb536bb2edaff689e",
-                     *           "computed_hash": "9b2be0b04a846548ff7a878c202abaa0d15bc82062d70c0cb536bb2edaff689e"
+                     *           "received_at": "2026-11-28T20:55:10.366Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:a0821818ede8f4b90d598fc7599f0023be6ae1460972b4e0305a067353a0b415\",\"received_at\":\"2026-11-28T20:55:10.366Z\",\"seq\":1,\"tenant_id\":\"t1-o0iut4\",\"v\":1}",
+                     *           "hash": "e2838968a3a5c4deb63416116bbc374a9229bf3348516a493f94231ed9f46097",
+                     *           "computed_hash": "e2838968a3a5c4deb63416116bbc374a9229bf3348516a493f94231ed9f46097"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m8hxxzsn0en95j83ckhbc8qc",
-                     *           "received_at": "2026-11-28T20:35:47.337Z",
-                     *           "line": "{\"action_ref\":\"sha256:b1f39d9f13b4810a82f21f0a62d72b288bca5ea1aa0f343aada404c93d257545\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:bdd3fde7f631092bb8bcbae7f31869faf84e4bd47e2b9b59c9135fa11717c1f1\",\"bundle_hash\":\"sha256:f73da1571ea8b951b9f959cad02b88f8f65b29d46ccf0f91ec53428b79e6dccd\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8hxy06grwkz97624yh929mk\",\"evaluation_us\":635923,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8hxxzsn0en95j83ckhbc8qc\",\"input_hash\":\"sha256:e04bfc7c30acf526ddce0fb4c509080ff251b24f00fbb8423fd228da8d20b117\",\"key_id\":\"agk_01m8hxxx90srcxms9pcn45a579\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T20:35:47.337Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"f54f4537a2580adf\",\"tenant_id\":\"t1-tl6p5r\",\"timestamp\":\"2026-11-28T20:35:46.613Z\",\"tool_name\":\"pay\",\"trace_id\":\"d338d3472702337c6547fc65d7ae8de6\",\"v\":1}",
-                     *           "hash": "5c466e81ba2108ac6932246d25cac3abc6492283257524770166effd21f2cb96",
-                     *           "computed_hash": "5c466e81ba2108ac6932246d25cac3abc6492283257524770166effd21f2cb96"
+                     *           "id": "evt_01m8hz1fvdy1dgym92406yt4ap",
+                     *           "received_at": "2026-11-28T20:55:10.366Z",
+                     *           "line": "{\"action_ref\":\"sha256:3084d6c4709df5cddddbe832be43014aaa722ef8e2b8cdb2b69dd9251068af09\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:687b2c2486bf813a69faaa47aa7e03a4ec7d4f91b2aaa5d6e8f92ded7c4ab8e2\",\"bundle_hash\":\"sha256:5b105c880e8c680f6c4f32da12e98222cc8e52031ac9dadbfc679129becf80e6\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8hz1g5443gwbreazfpvxxew\",\"evaluation_us\":344673,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8hz1fvdy1dgym92406yt4ap\",\"input_hash\":\"sha256:1b6ddeb3643f8b0c3fb58f751d89c5ab5a1b401100835960aedd21bd05aceb27\",\"key_id\":\"agk_01m8hz1e25sx48784vthbe6z4a\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T20:55:10.366Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"4184061e98f48e4e\",\"tenant_id\":\"t1-o0iut4\",\"timestamp\":\"2026-11-28T20:55:09.933Z\",\"tool_name\":\"pay\",\"trace_id\":\"68ae515fff46153829c01a1a5fdc5ef3\",\"v\":1}",
+                     *           "hash": "ecc2b1f92c74df821af262c2ffecc43dade80a3f53bde10790c1d989568bdfcc",
+                     *           "computed_hash": "ecc2b1f92c74df821af262c2ffecc43dade80a3f53bde10790c1d989568bdfcc"
                      *         }
                      *       ]
                      *     }
@@ -17409,12 +17548,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m8hxy4x80jbntqabd9md1vsp",
+                     *           "id": "aud_01m8hz1mpsrf790307y0zxwb7c",
                      *           "seq": 27,
-                     *           "created_at": "2026-11-28T20:35:51.848Z",
+                     *           "created_at": "2026-11-28T20:55:14.905Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m8hxxwqsex3c3am52ypygbkf",
+                     *             "id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -17422,21 +17561,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m8hxxzsn0en95j83ckhbc8qc"
+                     *             "id": "evt_01m8hz1fvdy1dgym92406yt4ap"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m8hxy4wqwx60rz49trms7vh9",
-                     *           "prev_hash": "cc0186f2ec9574aa25d202e73dc015a3e34973e973dfe222a934a0220935395a",
-                     *           "hash": "d5a4ef3ef03702b8bf41be5ed5ca919873f1bc52ebeabd58691f27ce9b5fedac"
+                     *           "request_id": "req_01m8hz1mnnym6zs4vtb8xytqyn",
+                     *           "prev_hash": "b75e11e33f5123957042675d15e727e97a5d0914e644f14c44b29324a5dabf04",
+                     *           "hash": "ef214ab4cd72ff2828ea24644a0cfb6a99cb287c167fa02e7c6433415aad3ac2"
                      *         },
                      *         {
-                     *           "id": "aud_01m8hxy2aq728zh4tg5qn182vw",
+                     *           "id": "aud_01m8hz1hhy8j1qzwznrdcb7tm9",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-28T20:35:49.207Z",
+                     *           "created_at": "2026-11-28T20:55:11.678Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m8hxxwpq81da1zewxwnkgjzp",
+                     *             "id": "key_01m8hz1dt90cwng4qm7bnatjaw",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -17449,9 +17588,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m8hxy253vhpkt5rt3gvtbaqh",
-                     *           "prev_hash": "c5021477266a9e33697175d475242766809ab560a32404a0047904e83725f023",
-                     *           "hash": "cc0186f2ec9574aa25d202e73dc015a3e34973e973dfe222a934a0220935395a"
+                     *           "request_id": "req_01m8hz1harjy1amf5ggx7gxs5g",
+                     *           "prev_hash": "13d802f3ac1eebcc2e3627cc43493de8520c24a0abf0efdeae3bf0dedba84bb7",
+                     *           "hash": "b75e11e33f5123957042675d15e727e97a5d0914e644f14c44b29324a5dabf04"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -17496,12 +17635,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m8hxy1zvn4rdrb65v0t31g3n",
+                     *       "id": "aud_01m8hz1h71b5nx35xj9h2p9746",
                      *       "seq": 25,
-                     *       "created_at": "2026-11-28T20:35:48.859Z",
+                     *       "created_at": "2026-11-28T20:55:11.329Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m8hxxwqsex3c3am52ypygbkf",
+                     *         "id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -17509,13 +17648,13 @@ export interface operations {
                      *       "code": "QST001I",
                      *       "target": {
                      *         "type": "question",
-                     *         "id": "qst_01m8hxy1ywjd2q0vxp6y69fkz3"
+                     *         "id": "qst_01m8hz1h6npfnvpx7asr3nbs1v"
                      *       },
                      *       "severity": "info",
                      *       "detail": "kept",
-                     *       "request_id": "req_01m8hxy1ynd3895q5mh72dm073",
-                     *       "prev_hash": "031506c65e8e3d12934c86188b1d57ffc1217208c9aa1a90d41cd90a9abaa5f4",
-                     *       "hash": "c5021477266a9e33697175d475242766809ab560a32404a0047904e83725f023"
+                     *       "request_id": "req_01m8hz1h6b169cpvq3tf2fk8n0",
+                     *       "prev_hash": "55832e86cb1e1bd04102dfa67b1611e421b39710d55377177e71d373855abb24",
+                     *       "hash": "13d802f3ac1eebcc2e3627cc43493de8520c24a0abf0efdeae3bf0dedba84bb7"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -17621,21 +17760,21 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8hxy6zak3a8pgfrsjprd161",
+                     *       "package_id": "pkg_01m8hz1q6yqz6vvegbfph4730t",
                      *       "purpose": "x",
                      *       "chain": "forensics",
-                     *       "from": "2026-10-28T20:35:53.962Z",
-                     *       "to": "2026-11-28T20:35:53.962Z",
+                     *       "from": "2026-10-28T20:55:17.470Z",
+                     *       "to": "2026-11-28T20:55:17.470Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:39fde2fa51cd98636a4c45713a967b2a51776c77d6e7f91f6cde4d59e4c2d063",
-                     *       "public_key_fingerprint": "sha256:97eaf3b0c852cb9fc1baafe542a064e2cca9b951241afe10dd14c62f137f301d",
+                     *       "package_hash": "sha256:534d203564e6971e2dc9791f8f446c48ef3919b2cdb2a84f650fccb47d5e8247",
+                     *       "public_key_fingerprint": "sha256:a0821818ede8f4b90d598fc7599f0023be6ae1460972b4e0305a067353a0b415",
                      *       "size": 50176,
-                     *       "created_by": "usr_01m8hxxwqsex3c3am52ypygbkf",
-                     *       "created_at": "2026-11-28T20:35:53.962Z"
+                     *       "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *       "created_at": "2026-11-28T20:55:17.470Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -17736,21 +17875,21 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m8hxy1995v46fgn9rzjp6d5w",
+                     *           "package_id": "pkg_01m8hz1gjsk29bxav82fehat2t",
                      *           "purpose": "audit",
                      *           "chain": "forensics",
-                     *           "from": "2026-10-28T20:35:48.137Z",
-                     *           "to": "2026-11-28T20:35:48.137Z",
+                     *           "from": "2026-10-28T20:55:10.681Z",
+                     *           "to": "2026-11-28T20:55:10.681Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:b584d2946727562e502a51af1a3492431b95ea6b0c0083a186807dd5e7e61460",
-                     *           "public_key_fingerprint": "sha256:97eaf3b0c852cb9fc1baafe542a064e2cca9b951241afe10dd14c62f137f301d",
+                     *           "package_hash": "sha256:1b3485f971b781dbc83acaf15bf43be29233126ea8de005d83c2294157c94acd",
+                     *           "public_key_fingerprint": "sha256:a0821818ede8f4b90d598fc7599f0023be6ae1460972b4e0305a067353a0b415",
                      *           "size": 39936,
-                     *           "created_by": "usr_01m8hxxwqsex3c3am52ypygbkf",
-                     *           "created_at": "2026-11-28T20:35:48.137Z"
+                     *           "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *           "created_at": "2026-11-28T20:55:10.681Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -17796,31 +17935,31 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8hxy1995v46fgn9rzjp6d5w",
+                     *       "package_id": "pkg_01m8hz1gjsk29bxav82fehat2t",
                      *       "purpose": "audit",
                      *       "chain": "forensics",
-                     *       "from": "2026-10-28T20:35:48.137Z",
-                     *       "to": "2026-11-28T20:35:48.137Z",
+                     *       "from": "2026-10-28T20:55:10.681Z",
+                     *       "to": "2026-11-28T20:55:10.681Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:b584d2946727562e502a51af1a3492431b95ea6b0c0083a186807dd5e7e61460",
-                     *       "public_key_fingerprint": "sha256:97eaf3b0c852cb9fc1baafe542a064e2cca9b951241afe10dd14c62f137f301d",
+                     *       "package_hash": "sha256:1b3485f971b781dbc83acaf15bf43be29233126ea8de005d83c2294157c94acd",
+                     *       "public_key_fingerprint": "sha256:a0821818ede8f4b90d598fc7599f0023be6ae1460972b4e0305a067353a0b415",
                      *       "size": 39936,
-                     *       "created_by": "usr_01m8hxxwqsex3c3am52ypygbkf",
-                     *       "created_at": "2026-11-28T20:35:48.137Z",
+                     *       "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *       "created_at": "2026-11-28T20:55:10.681Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
                      *           "size": 848,
-                     *           "sha256": "6e26cd8b7a46b865d926b88e73c09fe4d75145b94d833e37a3a2775267a25060"
+                     *           "sha256": "c77fa08a2cc15ca15a926615beceebb44e77f3ae8627909331e712c628f3f1b4"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
                      *           "size": 848,
-                     *           "sha256": "979869856b0bdc82e841ba98883f3ef7451f208da556aa6d6afb6272321b18b2"
+                     *           "sha256": "25131ca4378ab4656f6d92eeda311ce3064467bfc2e10b44451b05f7530437fe"
                      *         }
                      *       ]
                      *     }
@@ -18234,7 +18373,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m8hxy06grwkz97624yh929mk",
+                     *       "id": "esc_01m8hz1g5443gwbreazfpvxxew",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -18311,7 +18450,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_31mrq7p",
+                     *       "id": "dlv_3ak1k1x",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -18911,8 +19050,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "MtEBXewnUi4tDlThdL5oZS-mT1tOMKUvTd670B4SfNY",
-                     *           "kid": "od86gwms386PVw2dUxV98Hsk58_FbyfAoljYTZmRmbk",
+                     *           "x": "4-dI9MD1kRU0cbefkPfhxofKFnn8dtTK-DUy_AoLI3k",
+                     *           "kid": "BDaCfsOjDlUATq0SI0p64xPcNCg7ltKqL9w8ILYbOtc",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -19116,12 +19255,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "c71e5b63bd0f947f659f3addffb53e57140b90f583060924c0c0d7ff34190608"
+                     *         "hash": "60a142b4ce453f23c829ca679de8771bac648e59da0a18d9306377ab5b31c44d"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "5c466e81ba2108ac6932246d25cac3abc6492283257524770166effd21f2cb96",
-                     *         "created_at": "2026-11-28T20:35:48.212Z"
+                     *         "hash": "ecc2b1f92c74df821af262c2ffecc43dade80a3f53bde10790c1d989568bdfcc",
+                     *         "created_at": "2026-11-28T20:55:10.741Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -19163,12 +19302,12 @@ export interface operations {
                      *       "records_checked": 28,
                      *       "head": {
                      *         "seq": 28,
-                     *         "hash": "2db1035a8f7e9e7deacb0271c30323c8acbacdb7f2859f8c35acfd1ac105dc13"
+                     *         "hash": "e6f73da49899714df7751ca158f719507153ddffadc099ddfa298befed0fd59b"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 17,
-                     *         "hash": "25a6071ea12934d120c30c566366e2103edb8fd70ef367721805fa375ed1f9f0",
-                     *         "created_at": "2026-11-28T20:35:48.337Z"
+                     *         "hash": "7decbb6c9c2fcb5c39fcd59877b86a0d641895ced791755b680ee9be40aa31bd",
+                     *         "created_at": "2026-11-28T20:55:10.835Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
