@@ -9,7 +9,7 @@ import { equalSecret, sha256 } from '../lib/crypto.ts';
  * itself, over https, for all of its paths and for no other host (RFC 6265bis, section 4.1.3.2). A client that is not a browser,
  * and that keeps its own cookies, needs `svc_session` alone.
  */
-export const SESSION_COOKIE = 'svc_session';
+const SESSION_COOKIE = 'svc_session';
 const PROOF_COOKIE = '__Host-svc_proof';
 
 /** The `Set-Cookie` lines of a session, the one with its secret first. Empty and expired to clear them. */

@@ -17,7 +17,7 @@ when { context has amount && context.amount.greaterThan(decimal("100.50")) && co
 forbid(principal, action in Action::"write", resource) when { context.risk_score.greaterThan(decimal("0.8")) };
 
 // 3: released by a report
-@scope("core,support") @escrow("conditional") @condition("kyc-check") @ttl("2h")
+@scope("core,support") @escrow("conditional") @condition("kyc-check") @report("independent") @ttl("2h")
 permit(principal in AgentRole::"support-bot", action == Action::"tool_call", resource == Tool::"close_account")
 when { context.str.hasTag("customer.id") };
 

@@ -1,3 +1,4 @@
+import '@mantine/core/styles/Radio.css';
 import { Button, Modal, Paper, Radio, Stack } from '@mantine/core';
 import { IconCheck, IconPlayerPause, IconPlayerPlay, IconRefresh, IconSend, IconX } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
