@@ -6,8 +6,8 @@ import { SIEGE } from '../siege/rounds.ts';
 import { type Credential, isShared } from './server.ts';
 
 /** The browser that these tests drive, by default Debian's. */
-const PROGRAM = process.env.SVC_CHROMIUM ?? '/usr/bin/chromium';
-const FLAGS = [
+export const PROGRAM = process.env.SVC_CHROMIUM ?? '/usr/bin/chromium';
+export const FLAGS = [
   '--no-sandbox',
   '--disable-gpu',
   '--disable-quic',
