@@ -140,6 +140,11 @@ describe('the card of a hold', () => {
     // however many words the tool's name has, those of the others have their own line, the server's first
     const many = Array.from({ length: 60 }, (_, n) => `о${n}x`).join('-');
     const names = { tool_name: many, tool_server: 'bаnk', method: 'PОST', resource: 'https://аpi.bank.test/pay' };
+    // a proxy of others names agents as it likes
+    expect(doubts({ agent_id: 'refund-bоt', agent_role: 'сlerk' })).toEqual([
+      ['Letters in the agent that can be taken for others', 'bоt'],
+      ['Letters in the role that can be taken for others', 'сlerk'],
+    ]);
     expect(doubts(names).map(([label, words]) => [label, words.slice(0, 12)])).toEqual([
       ['Letters in the tool server that can be taken for others', 'bаnk'],
       ['Letters in the tool that can be taken for others', 'о0x, о1x, о2'],
@@ -152,6 +157,13 @@ describe('the card of a hold', () => {
     const { facts } = cardOf(message('escrow.created', { ...HOLD, tool_name: 'pay\u2011now ', method: 'fi\u0307le' }));
     expect(facts).toContainEqual(['Tool', 'pay⟦U+2011⟧now⟦U+0020⟧']);
     expect(facts).toContainEqual(['Method', 'fi⟦U+0307⟧le']);
+    const agent = { agent_id: 'bot ', agent_role: '\u202ekrelc' };
+    expect(cardOf(message('escrow.created', { ...HOLD, ...agent })).facts).toEqual(
+      expect.arrayContaining([
+        ['Agent', 'bot⟦U+0020⟧'],
+        ['Agent role', '⟦U+202E⟧krelc'],
+      ]),
+    );
   });
 
   test('leads to the form that stops this very agent, or to none', () => {
