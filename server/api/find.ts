@@ -1,5 +1,5 @@
 import { z } from 'zod';
-import { type Reads, readsOf } from '../../db/index.ts';
+import { type Asker, askerOf, type Reads, readsOf } from '../../db/index.ts';
 import { NO_DECISION } from '../chain/record.ts';
 import { PLAN } from '../chain/seek.ts';
 import { searchEvents } from '../decisions/search.ts';
@@ -7,6 +7,7 @@ import { hasRole } from '../domain/principal.ts';
 import { exactly } from '../domain/sought.ts';
 import { text } from '../rpc/fields.ts';
 import { route } from '../rpc/procedure.ts';
+import type { ToolQueries } from '../tools/queries.ts';
 
 const KINDS = [
   ...['policy', 'rule', 'hold', 'agent', 'tool'],
@@ -43,13 +44,13 @@ const MOST_TEXTS = 300;
 /** Records, newest first, that are searched for a hash: hashes have no index. */
 const MOST_HASHES = 20_000;
 
-export function findProcedure(db: Reads) {
+export function findProcedure(db: Reads, agents: Pick<ToolQueries, 'agents'>) {
   return route(
     'GET /v1/find',
     { keys: [], role: 'viewer' },
     {
       summary: 'Find something by a part of its name, or by its id',
-      description: `At most ${MOST} of each kind. By a part of the name, in capitals or not: policies, rules of live policies, holds that wait, agents with keys or labels, tools, and, for admins, people. By the whole id: holds, sessions, traces, decisions and audit records. By the whole hash: a record of a decision, among the newest ${MOST_HASHES.toLocaleString('en')}. By \`#\` and a number: the record at that position.`,
+      description: `At most ${MOST} of each kind. By a part of the name, in capitals or not: policies, rules of live policies, holds that wait, agents, tools, and, for admins, people. By the whole id: holds, agents, sessions, traces, decisions and audit records. What has exactly this name or id comes first. By the whole hash: a record of a decision, among the newest ${MOST_HASHES.toLocaleString('en')}. By \`#\` and a number: the record at that position.`,
       tag: 'decisions',
       problems: ['TOO_BROAD'],
     },
@@ -73,12 +74,18 @@ export function findProcedure(db: Reads) {
     .query(async ({ ctx, input }) => {
       const { principal } = ctx;
       const people = principal.kind !== 'session' || hasRole(principal.roles, 'admin');
-      return { found: await find(readsOf(db, ctx), ctx.tenantId, input.q.trim(), { people }) };
+      const like = (sought: string) => agentsLike(agents, ctx.tenantId, sought, askerOf(ctx));
+      return { found: await find(readsOf(db, ctx), ctx.tenantId, input.q.trim(), { people, like }) };
     });
 }
 
 /** INVARIANT: each statement reads a bounded number of rows, no matter how large the tenant is. */
-async function find(db: Reads, tenantId: string, sought: string, { people }: { people: boolean }): Promise<Found[]> {
+async function find(
+  db: Reads,
+  tenantId: string,
+  sought: string,
+  { people, like }: { people: boolean; like: (sought: string) => Promise<string[]> },
+): Promise<Found[]> {
   if (sought === '') return [];
   const named = await db.readOnly(tenantId, async (client) => {
     const found: Found[] = [];
@@ -122,12 +129,6 @@ async function find(db: Reads, tenantId: string, sought: string, { people }: { p
       `select id, status as detail, agent_id, created_at from escrow_hold where tenant_id = $1 and id = $2`,
     );
     await add(
-      'agent',
-      `select distinct id, null as detail from (
-         select agent_id as id from ${of('agent_key', 'agent_id')} union select id from ${of('agent', 'id')}) a
-       where ${has('id')} order by 1`,
-    );
-    await add(
       'tool',
       `select name as id, server as detail from ${of('tool', 'name, server')} where ${has('name')} order by name, server`,
     );
@@ -140,6 +141,7 @@ async function find(db: Reads, tenantId: string, sought: string, { people }: { p
     }
     return found;
   });
+  const agents = await like(sought);
   const records = await db.readOnly(tenantId, async (client) => {
     await client.query(PLAN);
     const found: Found[] = [];
@@ -172,5 +174,27 @@ async function find(db: Reads, tenantId: string, sought: string, { people }: { p
     const trace = await searchEvents(db, tenantId, { trace_id: sought, limit: 1 });
     if (trace.events.length > 0) ids.push({ kind: 'trace', id: sought, detail: '' });
   }
-  return [...records, ...ids, ...named];
+  // beyond the agents that are listed, one is found by its whole id
+  if (!agents.includes(sought)) {
+    const { events } = await searchEvents(db, tenantId, { agent_id: exactly(sought), limit: 1 });
+    if (events.length > 0) ids.push({ kind: 'agent', id: sought, detail: '' });
+  }
+  const exact = ({ id }: Found) => id.toLowerCase() === sought.toLowerCase();
+  const all = [...records, ...ids, ...named, ...agents.map((id) => ({ kind: 'agent', id, detail: '' }) as const)];
+  return [...all.filter(exact), ...all.filter((one) => !exact(one))];
+}
+
+/** The agents of the page Agents, whether they have keys, labels or only decisions, with this in their ids. */
+async function agentsLike(
+  agents: Pick<ToolQueries, 'agents'>,
+  tenantId: string,
+  sought: string,
+  asker: Asker | undefined,
+): Promise<string[]> {
+  const part = sought.toLowerCase();
+  // by id or role: those that only have such a role are left out
+  const { agents: found } = await agents.agents(tenantId, { q: sought, limit: MOST_LOOKED_AT }, asker);
+  const ids = found.map(({ id }) => id).filter((id) => id.toLowerCase().includes(part));
+  const exact = ids.filter((id) => id.toLowerCase() === part);
+  return [...exact, ...ids.filter((id) => !exact.includes(id))].slice(0, MOST);
 }

@@ -166,7 +166,7 @@ export function buildRouter(s: Services) {
     sessionFacts: sessionFactsProcedure(s.ledger),
     sessionStory: sessionStoryProcedure(s.db, s.holdQueries, s.stops),
     events: eventsRouter(s.db, s.keptInputs, s.decisionRules),
-    find: findProcedure(s.db),
+    find: findProcedure(s.db, s.toolQueries),
     limits: limitsRouter(s.limits, s.decider),
     chain: chainRouter(s.db),
     forensics: forensicsRouter(s.evidence),

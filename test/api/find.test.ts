@@ -57,6 +57,11 @@ test('finds what has a name or an id, only the tenant’s own, and people only f
   expect(body.found).toMatchObject([{ agent_id: 'refund-bot', created_at: expect.stringMatching(/^2\d{3}-.*Z$/) }]);
   expect(await find('case-7')).toEqual(['session case-7']);
   expect(await find('case-*')).toEqual([]);
+  // an agent that has only decisions, as with tokens and proxies, and before what is only about it
+  expect(await find('GENT-1')).toEqual(['agent agent-1']);
+  expect(await find('agent-1', await other.person('viewer'))).toEqual([]);
+  // what has exactly this name comes first
+  expect(await find('Refund-bot')).toEqual(['agent refund-bot', `hold ${hold} (held: refund)`]);
   // a session that is named so is found by its name, and no other with it
   await server.call(202, 'POST /v1/events/ingest', tenant.admin, { events: [event({ session_id: 'case-*' })] });
   expect(await find('case-*')).toEqual(['session case-*']);

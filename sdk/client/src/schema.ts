@@ -2535,7 +2535,7 @@ export interface paths {
         };
         /**
          * Find something by a part of its name, or by its id
-         * @description At most 5 of each kind. By a part of the name, in capitals or not: policies, rules of live policies, holds that wait, agents with keys or labels, tools, and, for admins, people. By the whole id: holds, sessions, traces, decisions and audit records. By the whole hash: a record of a decision, among the newest 20,000. By `#` and a number: the record at that position.
+         * @description At most 5 of each kind. By a part of the name, in capitals or not: policies, rules of live policies, holds that wait, agents, tools, and, for admins, people. By the whole id: holds, agents, sessions, traces, decisions and audit records. What has exactly this name or id comes first. By the whole hash: a record of a decision, among the newest 20,000. By `#` and a number: the record at that position.
          */
         get: operations["find"];
         put?: never;
