@@ -99,7 +99,7 @@ export function rulesRouter(db: Reads, inForce: RulesInForce) {
       }),
 
     unused: route('GET /v1/rules/unused', read, {
-      summary: 'List the rules of live policies that no decision has met lately',
+      summary: 'List the rules of live policies that none of the decisions looked at has met',
       description: `Looks through the newest ${MOST_LOOKED_AT.toLocaleString('en')} decisions of these days, and through the newest ${MOST_OF_A_KIND.toLocaleString('en')} of each kind that is not \`allow\`. \`complete\` says whether these were all. A record names at most 64 of the rules that matched.`,
       tag,
       problems: ['TOO_BROAD'],

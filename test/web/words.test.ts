@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { codeIn } from '../../web/lib/words.ts';
+import { codeIn, unmetTitle } from '../../web/lib/words.ts';
 
 test.each([
   ['the argument `to` is set', [['the argument '], ['to', 'code'], [' is set']]],
@@ -9,4 +9,10 @@ test.each([
   ['a lone ` stays', [['a lone ` stays']]],
 ])('%s', (text, parts) => {
   expect(codeIn(text).map(({ text, code }) => [text, ...(code ? ['code'] : [])])).toEqual(parts);
+});
+
+test('a list of rules that no decision met claims only what was looked at', () => {
+  expect(unmetTitle(30)).toBe('Rules without a decision in 30 days');
+  expect(unmetTitle(30, { complete: true, looked_at: 9 })).toBe('Rules without a decision in 30 days');
+  expect(unmetTitle(30, { complete: false, looked_at: 42_154 })).toBe('Rules not among the 42,154 decisions looked at');
 });

@@ -33,3 +33,9 @@ export function risk(score: number): { word: string; tone: 'ok' | 'wait' | 'bad'
   if (score >= 0.7) return { word: 'high', tone: 'bad' };
   return score >= 0.4 ? { word: 'medium', tone: 'wait' } : { word: 'low', tone: 'ok' };
 }
+
+/** The heading of a list of rules that no decision met: it claims only what was looked at. */
+export const unmetTitle = (days: number, looked?: { complete: boolean; looked_at: number }): string =>
+  looked === undefined || looked.complete
+    ? `Rules without a decision in ${days} days`
+    : `Rules not among the ${looked.looked_at.toLocaleString()} decisions looked at`;

@@ -3,7 +3,7 @@ import { useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
 import { useNear } from '../lib/near.ts';
 import { trpc } from '../lib/trpc.ts';
-import { count } from '../lib/words.ts';
+import { count, unmetTitle } from '../lib/words.ts';
 import { Line } from '../ui/hostile.tsx';
 import { Panel } from '../ui/panel.tsx';
 import { Shown } from '../ui/states.tsx';
@@ -20,7 +20,7 @@ export function UnusedRules() {
   const query = useQuery(trpc.rules.unused.queryOptions({ days: DAYS }, { staleTime: 600_000, enabled: near }));
   const [all, setAll] = useState(false);
   return (
-    <Panel id="unused-title" title={`Rules without a decision in ${DAYS} days`}>
+    <Panel id="unused-title" title={unmetTitle(DAYS, query.data)}>
       <div ref={ref} style={{ minHeight: 130 }}>
         {near ? (
           <Shown query={query} lines={4}>
@@ -32,9 +32,9 @@ export function UnusedRules() {
                       ? 'No policy is live.'
                       : `Each of the ${count(of, 'rule')} matched a decision.`
                     : `${(rules.length + more).toLocaleString()} of ${count(of, 'rule')}.`}
-                  {complete
+                  {complete || rules.length === 0
                     ? null
-                    : ` Of these days, the newest ${looked_at.toLocaleString()} decisions were looked at.`}
+                    : ` The last ${DAYS} days have more than these ${looked_at.toLocaleString()}: a rule may have decided in one of the others. Search its decisions before you change it.`}
                 </Text>
                 <ul className="lines">
                   {rules.slice(0, all ? rules.length : FEW).map(({ rule_id, effect, holds, written_at }) => (

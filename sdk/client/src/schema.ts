@@ -1206,7 +1206,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * List the rules of live policies that no decision has met lately
+         * List the rules of live policies that none of the decisions looked at has met
          * @description Looks through the newest 40,000 decisions of these days, and through the newest 10,000 of each kind that is not `allow`. `complete` says whether these were all. A record names at most 64 of the rules that matched.
          */
         get: operations["rules-unused"];
