@@ -7,6 +7,7 @@ import type { Tenants } from './tenants/tenants.ts';
 export interface NewTenant {
   tenant_id: string;
   admin_email: string;
+  admin_id: string;
   /** An API key with the scope admin. It belongs to no person; the first admin is the author of what is written with it. */
   api_key: string;
   /** Signs in the first admin, once, within seven days. */
@@ -26,7 +27,7 @@ export async function createTenant(
     { actor: OPERATOR },
   );
   const { sign_in_url } = await newSignInLink(services, baseUrl, tenantId, adminId);
-  return { tenant_id: tenantId, admin_email: input.adminEmail, api_key: secret, sign_in_url };
+  return { tenant_id: tenantId, admin_email: input.adminEmail, admin_id: adminId, api_key: secret, sign_in_url };
 }
 
 /** A link that signs in a member, once. With `only`, earlier links end. */

@@ -88,6 +88,8 @@ export class Server {
   /** The key of each tenant. */
   #keys = new Map<string, string>();
   #agents = new Map<string, string>();
+  /** The first admin of each tenant that was created here. */
+  #admins = new Map<string, string>();
   #port = 0;
   /** Signs in, once, the administrator created by the first start. */
   #link: URL | undefined;
@@ -114,6 +116,7 @@ export class Server {
     const other = new Server(DATABASE_URL!, { ...same, ...settings });
     other.#keys = this.#keys;
     other.#agents = this.#agents;
+    other.#admins = this.#admins;
     return other;
   }
 
@@ -164,8 +167,9 @@ export class Server {
   /** Creates a tenant. */
   async tenant(id: string): Promise<void> {
     const words = ['--id', id, '--name', id, '--admin-email', 'drill@example.com', '--json'];
-    const { api_key } = JSON.parse(await this.svc('tenant', 'create', ...words)) as { api_key: string };
-    this.#keys.set(id, api_key);
+    const made = JSON.parse(await this.svc('tenant', 'create', ...words)) as { api_key: string; admin_id: string };
+    this.#keys.set(id, made.api_key);
+    this.#admins.set(id, made.admin_id);
   }
 
   async ready(): Promise<void> {
@@ -194,7 +198,8 @@ export class Server {
   /** Creates an agent of a tenant, which can then ask for decisions. */
   async agent(tenant: string): Promise<void> {
     const admin = withKey(this.url, this.#keys.get(tenant));
-    const made = await done(post(admin, '/v1/agent-keys', { agent_id: 'drill', agent_role: 'drill' }));
+    const owner_id = this.#admins.get(tenant)!;
+    const made = await done(post(admin, '/v1/agent-keys', { agent_id: 'drill', agent_role: 'drill', owner_id }));
     const { key } = JSON.parse(made) as { key: string };
     this.#agents.set(tenant, key);
   }

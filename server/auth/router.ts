@@ -4,7 +4,7 @@ import { AgentName } from '../domain/agent-names.ts';
 import { doerOf, originOf } from '../domain/audit.ts';
 import { ownerOf, type Principal, ROLES, SCOPES } from '../domain/principal.ts';
 import { MATCH_LIMITS, WORKLOAD_SCOPES } from '../domain/workload.ts';
-import { AppError } from '../errors.ts';
+import { AppError, invalid } from '../errors.ts';
 import { askedReason, emailAddress, keptTime, text } from '../rpc/fields.ts';
 import { publicRoute, route, trpc } from '../rpc/procedure.ts';
 import { reasonFor } from '../rpc/reason.ts';
@@ -203,7 +203,11 @@ export function agentKeysRouter(keys: Keys) {
           agent_id: AgentName,
           agent_role: AgentName,
           label: text(100).optional(),
-          owner_id: text(100).optional(),
+          owner_id: text(100)
+            .optional()
+            .describe(
+              'the person who answers for the agent and does not vote on its holds; default: the caller. Required of a key that belongs to no person',
+            ),
           expires_at: expiry,
         }),
       )
@@ -221,6 +225,12 @@ export function agentKeysRouter(keys: Keys) {
       )
       .mutation(async ({ ctx, input }) => {
         if (input.owner_id !== undefined) await keys.assertOwner(ctx.tenantId, input.owner_id);
+        else if (ownerOf(ctx.principal) === null) {
+          throw invalid(
+            '/owner_id',
+            'is required: this key belongs to no person, so name the one who answers for the agent',
+          );
+        }
         const { row, secret } = await keys.createAgentKey(
           ctx.tenantId,
           {

@@ -344,6 +344,7 @@ async function install(api: Api, policies: readonly { id: string; text: string }
 class AgentKeys {
   readonly #api: Api;
   readonly #keys = new Map<string, Promise<{ id: string; key: string }>>();
+  #owner: Promise<string> | undefined;
 
   constructor(api: Api) {
     this.#api = api;
@@ -353,11 +354,19 @@ class AgentKeys {
     const name = JSON.stringify([agent_id, agent_role]);
     let made = this.#keys.get(name);
     if (!made) {
-      const input = { agent_id, agent_role, label: 'svc replay' };
-      made = this.#api.call<{ id: string; key: string }>([201], 'POST /v1/agent-keys', input).then(({ body }) => body);
+      made = this.#make({ agent_id, agent_role, label: 'svc replay' });
       this.#keys.set(name, made);
     }
     return (await made).key;
+  }
+
+  /** They are an admin's, since the key of this program may belong to no one. */
+  async #make(input: object): Promise<{ id: string; key: string }> {
+    this.#owner ??= this.#api
+      .call<{ users: { id: string }[] }>([200], 'GET /v1/users?role=admin&limit=1')
+      .then(({ body }) => body.users[0]!.id);
+    const owned = { ...input, owner_id: await this.#owner };
+    return (await this.#api.call<{ id: string; key: string }>([201], 'POST /v1/agent-keys', owned)).body;
   }
 
   /** Revokes all of them, because their plaintext is lost when the program ends. */

@@ -43,13 +43,13 @@ describe.skipIf(noRedis)('several processes', () => {
   });
 
   /** A tenant and an admin key of it. */
-  async function tenant(): Promise<{ id: string; key: string }> {
+  async function tenant(): Promise<{ id: string; key: string; admin: string }> {
     const tenant = await createTenant(core, 'http://localhost', {
       id: `several${++made}`,
       name: 'Test',
       adminEmail: 'admin@example.test',
     });
-    return { id: tenant.tenant_id, key: tenant.api_key };
+    return { id: tenant.tenant_id, key: tenant.api_key, admin: tenant.admin_id };
   }
 
   const owned = () => Promise.all(servers.map((server) => server.metric('svc_tenants_owned')));
@@ -129,12 +129,13 @@ describe.skipIf(noRedis)('several processes', () => {
 
   test('a call that is asked for through all three is decided once, before and after its release', async () => {
     const CALLS = SIEGE ? 3 : 2;
-    const { id, key } = await tenant();
+    const { id, key, admin: owner_id } = await tenant();
     const [first] = servers as [ServerProcess];
     const dsl_source = `@id("pay") @escrow("single") @ttl("1h") @rate("${CALLS}/d") permit(principal, action, resource == Tool::"pay");`;
     await call(first, key, 'POST /v1/policies', { id: 'desk', dsl_source });
     expect((await call(first, key, 'POST /v1/policies/desk/approve', { version: 1 })).status).toBe(200);
-    const agent = (await call(first, key, 'POST /v1/agent-keys', { agent_id: 'bot', agent_role: 'clerk' })).body.key;
+    const named = { agent_id: 'bot', agent_role: 'clerk', owner_id };
+    const agent = (await call(first, key, 'POST /v1/agent-keys', named)).body.key;
     const userId = await core.tenants.addMember(
       id,
       { email: 'a@example.test', roles: ['approver'] },
@@ -350,8 +351,9 @@ describe.skipIf(noRedis)('several processes', () => {
   });
 
   test('a policy change is in force in all processes when its caller hears of it', async () => {
-    const { id, key: admin } = await tenant();
-    const agent = await call(servers[0]!, admin, 'POST /v1/agent-keys', { agent_id: 'bot', agent_role: 'support' });
+    const { id, key: admin, admin: owner_id } = await tenant();
+    const named = { agent_id: 'bot', agent_role: 'support', owner_id };
+    const agent = await call(servers[0]!, admin, 'POST /v1/agent-keys', named);
     const { key } = agent.body as { key: string };
     const ask = async (server: ServerProcess) => {
       const action = { action_type: 'tool_call', tool_name: 'refund', arguments: { amount: 1 } };

@@ -38,7 +38,8 @@ beforeAll(async () => {
     return answer;
   };
   await deploy({ call } as never, { key: made.api_key }, 'desk', POLICY);
-  const agent = await request('POST /v1/agent-keys', made.api_key, { agent_id: 'bot', agent_role: 'clerk' });
+  const named = { agent_id: 'bot', agent_role: 'clerk', owner_id: made.admin_id };
+  const agent = await request('POST /v1/agent-keys', made.api_key, named);
   agentKey = agent.body.key;
   const approver = { email: 'approver@example.test', roles: ['approver'] };
   const userId = await core.tenants.addMember(tenantId, approver, { actor: OPERATOR });

@@ -431,8 +431,15 @@ describe('what a person created as an admin', () => {
   test('differs from what an operator created: such a key has no owner and approves nothing if approval is required', async () => {
     const tenant = await server.tenant();
     const { operatorKey } = tenant;
-    const agent = await server.call(201, 'POST /v1/agent-keys', operatorKey, { agent_id: 'a', agent_role: 'r' });
-    expect(agent.body.owner_id).toBeNull();
+    // nobody else would answer for the agent, or be kept from voting on its holds
+    const agent = { agent_id: 'a', agent_role: 'r' };
+    const refused = await server.call(400, 'POST /v1/agent-keys', operatorKey, agent);
+    expect(refused.body.errors).toMatchObject([
+      { pointer: '/owner_id', message: expect.stringContaining('name the one') },
+    ]);
+    const owner_id = tenant.admin.userId;
+    const made = await server.call(201, 'POST /v1/agent-keys', operatorKey, { ...agent, owner_id });
+    expect(made.body.owner_id).toBe(owner_id);
     const child = (
       await server.call<{ key: string }>(201, 'POST /v1/keys', operatorKey, { label: 'c', scopes: ['admin'] })
     ).body;

@@ -76,7 +76,8 @@ async function makePattern(url: string, pool: pg.Pool, tenantId: string, key: st
   const dsl_source = '@id("r") permit(principal, action == Action::"tool_call", resource == Tool::"refund");';
   await post('/v1/policies', { id: 'p', dsl_source });
   await post('/v1/policies/p/approve', { version: 1 });
-  await post('/v1/agent-keys', { agent_id: 'bot', agent_role: 'support' });
+  const { rows } = await pool.query<{ id: string }>('select id from member where tenant_id = $1', [tenantId]);
+  await post('/v1/agent-keys', { agent_id: 'bot', agent_role: 'support', owner_id: rows[0]!.id });
   const events = Array.from({ length: 3 }, (_, n) => ({ ...wireEvent(n, undefined), event_id: `evt_${n}` }));
   await post('/v1/events/ingest', { events });
   const at = `now() - interval '7 days'`;

@@ -108,7 +108,8 @@ test.each(['while it reads the past decisions', 'while it stores what it found']
     };
     await asked(201, first, 'POST /v1/policies', { id: 'p', dsl_source: policy(50) });
     await asked(200, first, 'POST /v1/policies/p/approve', { version: 1 });
-    const agent = await asked(201, first, 'POST /v1/agent-keys', { agent_id: 'bot-1', agent_role: 'clerk' });
+    const named = { agent_id: 'bot-1', agent_role: 'clerk', owner_id: tenant.admin_id };
+    const agent = await asked(201, first, 'POST /v1/agent-keys', named);
     for (const amount of [10, 60, 90]) {
       const body = { action_type: 'tool_call', tool_name: 'refund', arguments: { amount } };
       const answer = await call(first, agent.key!, 'POST /v1/evaluate', body, tenantId);
