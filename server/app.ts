@@ -347,7 +347,10 @@ export async function openCore(parts: Parts): Promise<Core> {
     clock: parts.clock,
   });
   const holdQueries = new HoldQueries({ db, settings, clock: parts.clock });
-  const keptInputs = new KeptInputs({ db, audit, bundles, keyFor: (...of) => keyring.ofBundle(...of) });
+  const keptInputs = new KeptInputs({
+    ...{ db, audit, bundles, clock, retention: settings },
+    keyFor: (...of) => keyring.ofBundle(...of),
+  });
   const signedRules = new SignedRules({ db, clock, keyFor: (...of) => keyring.ofBundle(...of) });
   const directory = path.join(config.dataDir, 'checkpoints');
   const keysOf: KeysOf = (...of) => keyring.ofChain(...of);

@@ -590,7 +590,11 @@ const InputOut = z
     projection: Asked.nullable().describe(
       'the part that the policies read, which is kept longer; `reads` says what is in it',
     ),
-    intact: z.boolean().describe('false: what is stored is not what the record commits to, and is not shown'),
+    intact: z
+      .boolean()
+      .describe(
+        'false: what is stored is not what the record commits to, or is gone before its retention ends; it is not shown',
+      ),
     masks: z.array(z.string()).nullable().describe('the paths whose values were replaced; null without masks'),
   })
   .meta({ id: 'DecisionInput' });

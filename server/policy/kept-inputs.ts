@@ -3,7 +3,9 @@ import type { Doer } from '../domain/audit.ts';
 import type { DecisionEvent } from '../domain/decision.ts';
 import { type KeptInput, unfitting } from '../domain/kept-input.ts';
 import type { ActionRequest, BundleContent } from '../domain/policy.ts';
+import { CONTROL_PLANE } from '../domain/proxy-ids.ts';
 import { AppError } from '../errors.ts';
+import type { Clock } from '../lib/clock.ts';
 import { openBundle } from './bundle.ts';
 import type { Bundles } from './bundles.ts';
 import { maskedWith } from './evaluation/approver-view.ts';
@@ -20,8 +22,16 @@ export interface KeptDecision {
   input: ActionRequest | null;
   /** The part of it that the policies read; null likewise. */
   projection: Projection | null;
-  /** Whether what is kept matches the record's commitment. If not, the database was altered, and both are null. */
+  /**
+   * Whether what is kept matches the record's commitment, and what the control plane keeps until its retention ends is there. If
+   * not, the database was altered, and both are null.
+   */
   intact: boolean;
+}
+
+interface Retention {
+  input_retention_days: number;
+  projection_retention_days: number;
 }
 
 /** What people see of a request. */
@@ -40,13 +50,20 @@ export class KeptInputs {
   readonly #audit: WriteAudit;
   readonly #bundles: Bundles;
   readonly #keyFor: Parameters<typeof openBundle>[1];
+  readonly #clock: Clock;
+  readonly #retention: (tenantId: string) => Promise<Retention>;
 
   constructor(parts: {
     db: Database;
     audit: WriteAudit;
     bundles: Bundles;
     keyFor: Parameters<typeof openBundle>[1];
+    clock: Clock;
+    /** How long inputs are kept. */
+    retention: (tenantId: string) => Promise<Retention>;
   }) {
+    this.#clock = parts.clock;
+    this.#retention = parts.retention;
     this.#db = parts.db;
     this.#audit = parts.audit;
     this.#bundles = parts.bundles;
@@ -71,7 +88,9 @@ export class KeptInputs {
       salt_b: row.salt_b ?? undefined,
       input: row.input ?? undefined,
     };
-    if (unfitting(kept, record)) return { record, input: null, projection: null, intact: false };
+    if (unfitting(kept, record) || (await this.#lost(tenantId, record, kept))) {
+      return { record, input: null, projection: null, intact: false };
+    }
     const parsed = <T>(text: string | undefined) => (text === undefined ? null : (JSON.parse(text) as T));
     return { record, input: parsed(kept.input), projection: parsed(kept.projection), intact: true };
   }
@@ -129,6 +148,31 @@ export class KeptInputs {
     const statements = [current, ...(decided ? [decided] : [])].flatMap(({ policies }) => policies);
     const masks = [...new Set(statements.flatMap(({ annotations }) => annotations.mask ?? []))].sort();
     return { decided, masks };
+  }
+
+  /**
+   * Whether a half is gone before its time. What the control plane decided is stored with what it commits to; a proxy may commit
+   * to a request and not send it. If a retention was changed since, a shorter one may have erased it.
+   */
+  async #lost(tenantId: string, record: DecisionLine, kept: KeptInput): Promise<boolean> {
+    if (record.proxy_id !== CONTROL_PLANE) return false;
+    const { input_retention_days, projection_retention_days } = await this.#retention(tenantId);
+    const age = this.#clock.now() - Date.parse(record.received_at);
+    const lost = (committed: string | undefined, text: string | undefined, days: number) =>
+      committed !== undefined && text === undefined && age < days * 86_400_000;
+    if (
+      !lost(record.input_hash, kept.input, input_retention_days) &&
+      !lost(record.ask_commit, kept.projection, projection_retention_days)
+    ) {
+      return false;
+    }
+    const changes = await this.#db.query(
+      tenantId,
+      `select 1 from audit_record where tenant_id = $1 and action = 'settings.changed' and received_at >= $2
+         and line like '%_retention_days%' limit 1`,
+      [tenantId, record.received_at],
+    );
+    return changes.length === 0;
   }
 
   #rows(tenantId: string, eventId: string) {

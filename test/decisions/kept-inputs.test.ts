@@ -101,10 +101,9 @@ test('after the erasure nothing of it can be read or guessed, half by half; the 
      where tenant_id = $1 and event_id = $2`,
     [tenant.id, id],
   );
-  let now = server.clock.now();
   const job = forgetInputs({
     db: server.core.db,
-    clock: { now: () => now },
+    clock: server.clock,
     retentionDays: async () => ({ input: 30, projection: 395 }),
     held: { forget: async () => 0, oldest: async () => null },
   });
@@ -118,12 +117,12 @@ test('after the erasure nothing of it can be read or guessed, half by half; the 
     );
     return `${JSON.stringify(rows)} ${record!.line}`;
   };
-  now += 31 * 24 * 3600 * 1000;
+  server.clock.advance(31 * 24 * 3600 * 1000);
   await job.run(new AbortController().signal);
   const half = (await server.call<Shown>(200, line, tenant.admin)).body;
   expect(half).toMatchObject({ input: null, projection: { arguments: { amount: 42.5 } }, intact: true });
   expect(await dump()).not.toMatch(/Ann|DE02/);
-  now += 365 * 24 * 3600 * 1000;
+  server.clock.advance(365 * 24 * 3600 * 1000);
   await job.run(new AbortController().signal);
   expect((await server.call<Shown>(200, line, tenant.admin)).body).toMatchObject({
     input: null,
@@ -153,4 +152,20 @@ test('what was altered in the database is not shown as what was decided on', asy
   ]);
   const { body } = await server.call<Shown>(200, `GET /v1/events/${id}/input`, tenant.admin);
   expect(body).toMatchObject({ intact: false, input: null, projection: null });
+});
+
+test('nor is what was deleted before its time taken for what was erased', async () => {
+  const tenant = await server.tenant();
+  await enforce(server, tenant, 'desk', POLICY);
+  const [id, half] = [await decided(tenant), await decided(tenant)];
+  const shown = async (event: string) =>
+    (await server.call<Shown>(200, `GET /v1/events/${event}/input`, tenant.admin)).body;
+  await sql(server, 'delete from decision_input where event_id = $1', [id]);
+  await sql(server, 'update decision_input set salt_b = null, input = null where event_id = $1', [half]);
+  for (const one of [id, half])
+    expect(await shown(one)).toMatchObject({ intact: false, input: null, projection: null });
+  // a retention that was shorter meanwhile may have erased it
+  await tenant.set({ input_retention_days: 7 });
+  expect(await shown(half)).toMatchObject({ intact: true, input: null });
+  expect((await shown(half)).projection).not.toBeNull();
 });
