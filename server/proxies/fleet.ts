@@ -4,6 +4,7 @@ import { AgentKey, ProxyInstance } from '../../db/entities/index.ts';
 import type { Database, Reads, WriteAudit } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
 import type { Doer } from '../domain/audit.ts';
+import { proxyIdRead } from '../domain/proxy-ids.ts';
 import { AppError } from '../errors.ts';
 import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -34,6 +35,8 @@ export const SILENT_POLLS = 3;
  * use up the numbers.
  */
 const MAX_AHEAD = 1_000_000;
+/** Whether two ids can be told apart by their characters alone. */
+const isAscii = (id: string) => /^[!-~]*$/.test(id);
 const USE_MS = 30_000;
 const MAX_PER_TENANT = 1000;
 const MAX_PER_KEY = 100;
@@ -91,7 +94,7 @@ export class Fleet {
       if (stopping && known.length === 0) return;
       const silentAt = now + SILENT_POLLS * pollSeconds * 1000;
       if (known.length === 0 && !(await this.#add(em, tenantId, [{ proxyId: proxy_id, keyId }], info, silentAt))) {
-        throw new AppError('CONFLICT', 'a proxy with another key uses this name');
+        throw new AppError('CONFLICT', 'a proxy with another key uses this name, or one that reads like it');
       }
       const { bundle_hash: hash, bundle_seq: seq } = rest;
       if (hash !== undefined) await noteBundle(em, tenantId, proxy_id, { hash, seq, at });
@@ -120,6 +123,17 @@ export class Fleet {
     silentAt: number,
   ): Promise<boolean> {
     const at = new Date(this.#clock.now());
+    // people would take one for the other
+    const others = await em.execute<{ id: string; key_id: string }[]>(
+      'select id, key_id from proxy_instance where tenant_id = ? and offline_at is null',
+      [tenantId],
+    );
+    const reads = new Map(others.map(({ id, key_id }) => [proxyIdRead(id), { id, key_id }]));
+    const apart = proxies.filter(({ proxyId, keyId }) => {
+      const alike = reads.get(proxyIdRead(proxyId));
+      const plain = isAscii(proxyId) && (!alike || isAscii(alike.id));
+      return !alike || plain || alike.id === proxyId || alike.key_id === keyId;
+    });
     const added = await em.execute<{ id: string }[]>(
       `insert into proxy_instance (tenant_id, id, key_id, info, first_seen_at, last_seen_at, silent_at)
        select ?, a.id, a.key_id, ?, ?, ?, ? from json_to_recordset(?::json) a (id text, key_id text)
@@ -127,7 +141,7 @@ export class Fleet {
        on conflict (tenant_id, id) do nothing returning id`,
       [
         ...[tenantId, info, at, at, new Date(silentAt)],
-        JSON.stringify(proxies.map(({ proxyId, keyId }) => ({ id: proxyId, key_id: keyId }))),
+        JSON.stringify(apart.map(({ proxyId, keyId }) => ({ id: proxyId, key_id: keyId }))),
         tenantId,
       ],
     );

@@ -455,6 +455,8 @@ describe('a proxy', () => {
     // its report is that of the same proxy
     await server.call(200, 'POST /v1/proxies/heartbeat', one, { proxy_id: 'edge' });
     await server.call(409, 'POST /v1/proxies/heartbeat', other, { proxy_id: 'edge' });
+    // nor that of one whose name reads the same in other letters
+    await server.call(409, 'POST /v1/proxies/heartbeat', other, { proxy_id: 'еdgе' });
     // one key introduces no more of them than it may report for
     const { key } = other;
     await Promise.all(
