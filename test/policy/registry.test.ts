@@ -55,6 +55,28 @@ describe('the registry', () => {
     }
   });
 
+  test('judges a call that names no server by each server that lists the tool and enforces', () => {
+    const servers = (...modes: RegisteredServer['mode'][]) =>
+      modes.map((mode, n) => {
+        const tool = server().tools[0]!;
+        // the second server has another definition, which it changed since
+        const other = { ...tool, pins: [pin(5)], rejected: [], seen: 'changed' as const };
+        return server({ id: `crm-${n}`, mode, tools: [n === 0 ? tool : other] });
+      });
+    const drift = (list: RegisteredServer[], tool_pin?: string | null, tool_name = 'refund') =>
+      new Registry({ agents: [], servers: list }).drift({ action_type: 'tool_call', tool_name, tool_pin }, false);
+    expect(drift(servers('enforce'))).toBeUndefined();
+    expect(drift(servers('enforce'), pin(1))).toBeUndefined();
+    for (const seen of [pin(3), pin(4), null]) expect(drift(servers('enforce'), seen)).toBe('deny');
+    expect(drift(servers('enforce', 'enforce'))).toBe('deny');
+    expect(drift(servers('enforce', 'enforce'), pin(1))).toBe('deny');
+    expect(drift(servers('enforce', 'hold'), pin(1))).toBeUndefined();
+    for (const mode of ['off', 'warn', 'hold', 'default'] as const)
+      expect(drift(servers(mode), pin(4))).toBeUndefined();
+    // a tool that no such server lists is for the policies
+    expect(drift(servers('enforce'), undefined, 'another')).toBeUndefined();
+  });
+
   test('does not apply to methods that are not tools, unless a request names a definition', () => {
     const registry = new Registry({ agents: [], servers: [server({ mode: 'enforce' })] });
     const read = { action_type: 'resource_read', tool_server: 'crm', tool_name: 'resources/read' };

@@ -314,7 +314,7 @@ class Maker {
       const less = { ...least, ...change };
       if (questions.every((one) => one.keyOf(less) === one.keyOf(least))) least = less;
     }
-    const known = this.#sides.some(({ engine }) => engine.registry.knows(request.tool_server ?? ''));
+    const known = this.#sides.some(({ engine }) => engine.registry.looksAt(request));
     return known ? least : { ...least, tool_pin: undefined };
   }
 

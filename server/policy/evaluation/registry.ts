@@ -37,6 +37,8 @@ interface KnownServer extends Omit<RegisteredServer, 'tools'> {
 export class Registry {
   readonly #agents: ReadonlyMap<string, readonly string[]>;
   readonly #servers: ReadonlyMap<string, KnownServer>;
+  /** By tool, the servers that list it and enforce: they judge a call that names no server. */
+  readonly #enforcing: ReadonlyMap<string, readonly KnownServer[]>;
   readonly #serverNames = new DecidedNames<undefined>();
 
   constructor({ agents, servers }: BundleRegistry) {
@@ -48,6 +50,11 @@ export class Registry {
         this.#serverNames.add(server.id, undefined);
         return [server.id, { ...server, names, tools: new Map(server.tools.map((tool) => [tool.name, tool])) }];
       }),
+    );
+    const enforcing = [...this.#servers.values()].filter(({ mode }) => mode === 'enforce');
+    const listed = enforcing.flatMap((server) => [...server.tools.keys()].map((tool) => ({ tool, server })));
+    this.#enforcing = new Map(
+      [...Map.groupBy(listed, ({ tool }) => tool)].map(([tool, all]) => [tool, all.map(({ server }) => server)]),
     );
   }
 
@@ -64,13 +71,18 @@ export class Registry {
 
   /**
    * What happens to a call whose definition is not an approved one; undefined if it is approved, or if nothing is known
-   * about the server. What a person rejected is denied whatever the mode, unless that is `off`. `reads` tells whether the
-   * action is read-only, for the default.
+   * about the server. What a person rejected is denied whatever the mode, unless that is `off`. A call that names no server
+   * may reach any that lists the tool: each one that enforces must have approved it. `reads` tells whether the action is
+   * read-only, for the default.
    */
-  drift({ action_type, tool_server, tool_name, tool_pin }: Called, reads: boolean): 'deny' | 'hold' | undefined {
-    const server = this.#server(tool_server);
-    if (!server || server.mode === 'off') return undefined;
-    if (tool_pin === undefined && METHOD_ACTIONS.has(action_type)) return undefined;
+  drift(called: Called, reads: boolean): 'deny' | 'hold' | undefined {
+    if (called.tool_pin === undefined && METHOD_ACTIONS.has(called.action_type)) return undefined;
+    const found = this.#judges(called).map((server) => this.#driftAt(server, called, reads));
+    return found.includes('deny') ? 'deny' : found.find((one) => one !== undefined);
+  }
+
+  #driftAt(server: KnownServer, { tool_name, tool_pin }: Called, reads: boolean): 'deny' | 'hold' | undefined {
+    if (server.mode === 'off') return undefined;
     const tool = server.tools.get(tool_name);
     const standing = standingOf(tool, tool_pin);
     if (standing === 'approved') return undefined;
@@ -93,6 +105,16 @@ export class Registry {
   /** Whether anything was decided about the server, so that it matters which definition is called. */
   knows(server: string): boolean {
     return this.#servers.has(server);
+  }
+
+  /** Whether it matters for this call which definition is called. */
+  looksAt(called: Omit<Called, 'action_type'>): boolean {
+    return this.#judges(called).length > 0;
+  }
+
+  #judges({ tool_server, tool_name }: Omit<Called, 'action_type'>): readonly KnownServer[] {
+    const server = this.#server(tool_server);
+    return server ? [server] : tool_server === undefined ? (this.#enforcing.get(tool_name) ?? []) : [];
   }
 
   /** Whether the registry is switched off for the server. */
