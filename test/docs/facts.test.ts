@@ -39,6 +39,44 @@ test('the README has at most 250 lines', () => {
   expect(page('README.md').split('\n').length).toBeLessThanOrEqual(250);
 });
 
+describe('what people make that acts later', () => {
+  const [, section] = /^## What people make that acts later$([\s\S]*?)^## /m.exec(page('docs/security.md'))!;
+  const table = rows(section!).slice(1);
+  const ROUTE = /(?:POST|PUT|PATCH) \/[^`]+/g;
+  /** Routes that make nothing, or nothing that acts: they read, answer their caller, or report what a proxy or an agent did. */
+  const NOTHING = [
+    ...['POST /auth/magic-link', 'POST /auth/magic-link/verify', 'POST /auth/logout'],
+    ...['POST /v1/policies/plan', 'POST /v1/policies/validate', 'POST /v1/policies/try', 'POST /v1/policies/format'],
+    ...['POST /v1/policies/{id}/test', 'POST /v1/policies/{id}/breaks', 'POST /v1/policies/{id}/mutations'],
+    'POST /v1/policies/{id}/tests/from-decision',
+    ...['POST /v1/proxies/heartbeat', 'POST /v1/tools/observed', 'POST /v1/outcomes'],
+    ...['POST /v1/limits/take', 'POST /v1/limits/give-back'],
+    ...['POST /v1/forensics/records', 'POST /v1/events/ingest', 'POST /v1/forensics/export'],
+  ];
+
+  test('has a row for each route that makes or changes something: author, end, confirmation and test', () => {
+    const routes = Object.entries(document.paths).flatMap(([path, methods]) =>
+      Object.keys(methods)
+        .map((method) => `${method.toUpperCase()} ${path}`)
+        .filter((line) => /^(POST|PUT|PATCH) /.test(line)),
+    );
+    const named = table.flatMap((row) => row[1]!.match(ROUTE) ?? []);
+    expect([...named, ...NOTHING].sort()).toEqual(routes.sort());
+    for (const row of table) {
+      expect(row, row[0]).toHaveLength(6);
+      for (const cell of row) expect(cell, row[0]).not.toBe('');
+    }
+  });
+
+  test('names a test in each row, which there is', () => {
+    for (const row of table) {
+      const [, file, title] = /^`([\w./-]+)`: (.+)$/.exec(row[5]!)!;
+      const [found] = source(file!);
+      expect(found?.match(/\btest(?:\.each\(.*\))?\(\s*['`].*/g)?.join('\n'), file).toContain(title);
+    }
+  });
+});
+
 test('the generated tables are those of the code (else: npm run docs)', () => {
   expect(refresh(false)).toEqual([]);
 });
