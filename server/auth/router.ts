@@ -206,7 +206,7 @@ export function agentKeysRouter(keys: Keys) {
           owner_id: text(100)
             .optional()
             .describe(
-              'the person who answers for the agent and does not vote on its holds; default: the caller. Required of a key that belongs to no person',
+              'the person who answers for the agent and does not vote on its holds; default: the caller, and for the key of the first start the first admin. Required of any other key that belongs to no person',
             ),
           expires_at: expiry,
         }),
@@ -224,8 +224,11 @@ export function agentKeysRouter(keys: Keys) {
         }),
       )
       .mutation(async ({ ctx, input }) => {
+        // the key of the first start belongs to no person, but the first admin holds it
+        const { principal } = ctx;
+        const holder = ownerOf(principal) ?? (principal.kind === 'api_key' ? principal.authorId : undefined);
         if (input.owner_id !== undefined) await keys.assertOwner(ctx.tenantId, input.owner_id);
-        else if (ownerOf(ctx.principal) === null) {
+        else if (!holder) {
           throw invalid(
             '/owner_id',
             'is required: this key belongs to no person, so name the one who answers for the agent',
@@ -237,7 +240,7 @@ export function agentKeysRouter(keys: Keys) {
             label: input.label ?? input.agent_id.slice(0, 100),
             agentId: input.agent_id,
             agentRole: input.agent_role,
-            owner: input.owner_id ?? ownerOf(ctx.principal),
+            owner: input.owner_id ?? holder ?? null,
             maker: ownerOf(ctx.principal),
             expiresAt: input.expires_at ? new Date(input.expires_at) : undefined,
           },
