@@ -47,7 +47,7 @@ interface ValueTypes {
   count: number;
   /** From 0 to 2^53 - 1. */
   sequence: number;
-  /** From 0 to 1. */
+  /** Within ±(2^53 - 1). */
   number: number;
   texts: readonly string[];
   flag: true;

@@ -214,7 +214,7 @@ export class Subscriptions {
         changed.push(paused ? `paused${keeping}` : `resumed${queued > 0 ? ` with ${queued} queued events` : ''}`);
       } else if (ends && row.queuesSince !== null) changed.push('the queue');
       if (ends) row.queuesSince = null;
-      if (patch.secret !== undefined) this.#rotate(row, patch.secret, patch.secret_overlap_seconds, now);
+      const rotated = patch.secret !== undefined && this.#rotate(row, patch.secret, patch.secret_overlap_seconds, now);
       row.updatedAt = now;
       await em.flush();
       // fan-outs from here on see the subscription as it is now; deliveries made before are seen below
@@ -230,7 +230,7 @@ export class Subscriptions {
       );
       await notify('destinations', id);
       if (ends) await stepWaiting(em, this.#db.notices, { tenantId, laneId: id }, wasPaused(now.getTime()));
-      if (patch.secret !== undefined) {
+      if (rotated) {
         const until = row.previousSecretUntil;
         const detail = until
           ? `the previous secret is valid until ${until.toISOString()}`
@@ -479,13 +479,22 @@ export class Subscriptions {
     return href.endsWith(new URL('x:…').pathname) ? null : url;
   }
 
-  #rotate(row: SubscriptionRow, secret: string, overlapSeconds = DEFAULT_OVERLAP_SECONDS, now: Date): void {
+  /**
+   * Whether this changes what signs. The secret that signs already is no new one: a request that was sent twice must not end the
+   * secret before it, which receivers may still have. That one then stays as long as it was to, or shorter.
+   */
+  #rotate(row: SubscriptionRow, secret: string, overlapSeconds = DEFAULT_OVERLAP_SECONDS, now: Date): boolean {
     const { tenantId, id } = row;
     const old = readable(() => this.#box.open(row.secretSealed!, sealPlace(tenantId, id, 'secret')).toString());
+    const until = new Date(now.getTime() + overlapSeconds * 1000);
+    const again = old === secret;
+    if (again && !(row.previousSecretUntil && row.previousSecretUntil > until)) return false;
     const stays = old !== undefined && overlapSeconds > 0;
-    row.previousSecretSealed = stays ? this.#seal(tenantId, id, 'previous_secret', old) : null;
-    row.previousSecretUntil = stays ? new Date(now.getTime() + overlapSeconds * 1000) : null;
+    row.previousSecretUntil = stays ? until : null;
+    if (!stays) row.previousSecretSealed = null;
+    else if (!again) row.previousSecretSealed = this.#seal(tenantId, id, 'previous_secret', old);
     row.secretSealed = this.#seal(tenantId, id, 'secret', secret);
+    return true;
   }
 
   /**

@@ -163,7 +163,7 @@ export class Connections {
           detail: `on saving: ${error.detail}`,
         }),
       );
-      throw invalid('/issuer_url', `the issuer is not usable:  ${error.detail}`);
+      throw invalid('/issuer_url', `the issuer is not usable: ${error.detail}`);
     }
   }
 
