@@ -116,13 +116,13 @@ export const RECORD_FIELDS = {
   },
   tool_name: {
     type: 'text',
-    length: [1, 200],
     presence: 'required',
     shown: 'list',
     filter: true,
     column: 'tool_h',
     indexed: 'unless_allowed',
     label: 'Tool',
+    description: 'empty where a proxy reports an action of no tool',
   },
   tool_server: {
     type: 'text',

@@ -90,9 +90,10 @@ export interface NamePiece {
  * A name in pieces. Nothing looks like a name of ASCII letters, digits and signs that is not that name: letters of other
  * alphabets next to Latin ones, letters drawn like Latin ones and those of other fonts are marked; signs outside ASCII, letters
  * that are not composed (NFC), and blanks other than single spaces between words are shown as codes. A name entirely in one other
- * script is left as it is, except for words that consist only of twins of Latin letters.
+ * script is left as it is, except for words that consist only of twins of Latin letters. One of no characters is said to be none.
  */
 export function namePieces(name: string): NamePiece[] {
+  if (name === '') return [{ text: 'no name', kind: 'code' }];
   const script = scriptOf(name);
   return pieces(name.replace(BLANK, codeOf)).flatMap(({ text, code }): NamePiece[] =>
     code ? [{ text, kind: 'code' }] : marked(text, script),

@@ -184,10 +184,12 @@ test('events, evidence and the audit log', async () => {
       events: [
         { ...EVENT, event_id: 'e-1', tenant_id: tenant.id },
         { ...EVENT, event_id: 'e-2', agent_role: 'customer support', agent_id: 'агент 9' },
+        // a request to an API is of no tool
+        { ...EVENT, event_id: 'e-3', tool_name: '' },
       ],
     },
   );
-  expect(ingested).toEqual({ accepted: 2, duplicates: 0, rejected: [] });
+  expect(ingested).toEqual({ accepted: 3, duplicates: 0, rejected: [] });
   const query =
     '?event_type=decision.allow&agent_id=bot-1&session_id=s-1&decision=allow&since=2026-01-01T00:00:00Z&limit=10';
   const { events } = await send('GET /v1/events', 200, pipeline, {}, undefined, query);

@@ -93,6 +93,7 @@ describe('a name', () => {
   const marked = (name: string) => namePieces(name).map(({ text, kind }) => (kind === 'text' ? text : `<${text}>`));
   test.each([
     ['refund', 'refund'],
+    ['', '<no name>'],
     // Cyrillic among Latin, and a word that has nothing but twins of Latin letters
     ['rеfund', 'r<е>fund'],
     ['ореn_file', '<оре>n_file'],
