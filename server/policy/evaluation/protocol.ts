@@ -1,4 +1,4 @@
-import { type CompleteEvent, type DecisionFacts, MOST_FACTS, RECORD_FIELDS } from '../../domain/decision.ts';
+import { type CompleteEvent, type DecisionFacts, MOST_FACTS, permits, RECORD_FIELDS } from '../../domain/decision.ts';
 import { commit, type KeptInput } from '../../domain/kept-input.ts';
 import type { ActionRequest, ActionView, BundleStatement, HoldTerms, RuleReference } from '../../domain/policy.ts';
 import { type Stop, stopReason, stopRule } from '../../domain/stops.ts';
@@ -216,7 +216,8 @@ export async function decide<Hold extends KnownHold, Stored>(
       engine: match && engineName(),
       facts: Object.values(facts).some((fact) => fact !== undefined) ? facts : undefined,
       evaluation_us: ports.elapsed(),
-      escrow_id: hold?.id ?? named?.id ?? attempt.standstill?.escrow_id,
+      // a permit names only the hold that it used: what names another was permitted without it
+      escrow_id: hold?.id ?? (permits(verdict.decision) ? undefined : named?.id) ?? attempt.standstill?.escrow_id,
       deny_reason: changed ? 'POLICY_CHANGED' : verdict.deny_reason,
     });
     try {
