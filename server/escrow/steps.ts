@@ -162,6 +162,7 @@ export class HoldSteps {
       r.hold_type,
       plural(approvals, 'approval'),
       ...(conditions.length > 0 ? [plural(conditions.length, 'condition')] : []),
+      ...(releaseAt === undefined ? [] : [`after ${(releaseAt - now) / 1000} seconds`]),
       ...quorum.map(({ group, count }) => `${count} of ${group}`),
     ].join(', ');
     const afterHash = shownHash(holdView(hold, now));

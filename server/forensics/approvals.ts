@@ -48,16 +48,10 @@ export class NamedBy {
 
 const isId = (value: unknown): value is string => typeof value === 'string' && value !== '';
 
-/** A part of the audit chain: the stored hash before its first record, and its records as stored. */
+/** A part of the audit chain: the stored hash before its first record, and its records as stored, each time it is called. */
 export interface PackedSegment {
   prev_hash: string;
-  records: readonly { hash: string; line: string }[];
-}
-
-export function auditRows(segments: readonly PackedSegment[]): string {
-  return segments
-    .map(({ prev_hash, records }) => `${prev_hash}\n${records.map(({ hash, line }) => `${hash} ${line}\n`).join('')}`)
-    .join('');
+  records: () => AsyncIterable<{ hash: string; line: string | Uint8Array }>;
 }
 
 /** The members of an audit record that are read here; texts, or absent. */
@@ -80,61 +74,61 @@ export interface AuditFound {
   count: number;
   /** Why the parts are not parts of the tenant's audit chain as it was signed; undefined if they are. */
   reason?: string;
-  lines: readonly AuditLine[];
 }
 
-/** Checks audit.txt. */
+/** Checks audit.txt row by row; `take` is called with each of its records. */
 export class AuditCheck {
   readonly #tenantId: string;
-  readonly #heads: readonly ChainPosition[];
+  readonly #heads: ReadonlyMap<number, ChainPosition[]>;
+  readonly #take: ((line: AuditLine) => void) | undefined;
+  #part: { start: string; verifier: ChainVerifier | undefined; last: number; signed: boolean } | undefined;
+  #count = 0;
+  #reason: string | undefined;
 
-  constructor(tenantId: string, heads: readonly ChainPosition[]) {
+  constructor(tenantId: string, heads: readonly ChainPosition[], take?: (line: AuditLine) => void) {
     this.#tenantId = tenantId;
-    this.#heads = heads;
+    this.#heads = Map.groupBy(heads, ({ seq }) => seq);
+    this.#take = take;
   }
 
-  read(text: Uint8Array): AuditFound {
-    const lines: AuditLine[] = [];
-    let count = 0;
-    let reason: string | undefined;
-    let part: { start: string; rows: { seq: number; hash: string; line: string }[] } | undefined;
-    const end = () => {
-      if (!part) return;
-      const { rows } = part;
-      const [first, last] = [rows[0], rows.at(-1)];
-      if (!first || !last) {
-        reason ??= 'a part of the audit log has no record';
-        return;
-      }
-      const start = { seq: first.seq - 1, hash: part.start };
-      const within = this.#heads.filter(({ seq }) => seq >= first.seq && seq <= last.seq);
-      const verifier = new ChainVerifier({
-        ...{ tenantId: this.#tenantId, chain: 'audit', strict: true, start, checkpoints: within },
-      });
-      for (const { seq, hash, line } of rows) verifier.add({ seq, hash: Buffer.from(hash, 'hex'), line });
-      const verdict = verifier.finish();
-      const signed = within.some(({ seq, hash }) => seq === last.seq && hash === last.hash);
-      if (!verdict.verified) reason ??= `the audit log: ${verdict.reason}`;
-      else if (!signed) reason ??= `no signed checkpoint states record ${last.seq} of the audit log`;
-    };
-    for (const row of Buffer.from(text).toString('utf8').split('\n').slice(0, -1)) {
-      if (/^[0-9a-f]{64}$/.test(row)) {
-        end();
-        part = { start: row, rows: [] };
-        continue;
-      }
-      count++;
-      if (!part || !/^[0-9a-f]{64} /.test(row)) {
-        reason ??= 'audit.txt is malformed';
-        continue;
-      }
-      const line = row.slice(65);
-      const read = auditLine(line);
-      part.rows.push({ seq: read.seq, hash: row.slice(0, 64), line });
-      lines.push(read);
+  add(row: string): void {
+    if (/^[0-9a-f]{64}$/.test(row)) {
+      this.#end();
+      this.#part = { start: row, verifier: undefined, last: 0, signed: false };
+      return;
     }
-    end();
-    return { count, lines, ...(reason !== undefined && { reason }) };
+    this.#count++;
+    const part = this.#part;
+    if (!part || !/^[0-9a-f]{64} /.test(row)) {
+      this.#reason ??= 'audit.txt is malformed';
+      return;
+    }
+    const [hash, line] = [row.slice(0, 64), row.slice(65)];
+    const read = auditLine(line);
+    const { seq } = read;
+    const start = { seq: seq - 1, hash: part.start };
+    part.verifier ??= new ChainVerifier({ tenantId: this.#tenantId, chain: 'audit', strict: true, start });
+    part.verifier.add({ seq, hash: Buffer.from(hash, 'hex'), line });
+    const heads = this.#heads.get(seq) ?? [];
+    const agrees = heads.every((head) => head.hash === hash);
+    if (!agrees) this.#reason ??= `the audit log: a checkpoint states another hash of record ${seq}`;
+    part.last = seq;
+    part.signed = heads.length > 0 && agrees;
+    this.#take?.(read);
+  }
+
+  finish(): AuditFound {
+    this.#end();
+    return { count: this.#count, ...(this.#reason !== undefined && { reason: this.#reason }) };
+  }
+
+  #end(): void {
+    if (!this.#part) return;
+    const { verifier, last, signed } = this.#part;
+    const verdict = verifier?.finish();
+    if (!verdict) this.#reason ??= 'a part of the audit log has no record';
+    else if (!verdict.verified) this.#reason ??= `the audit log: ${verdict.reason}`;
+    else if (!signed) this.#reason ??= `no signed checkpoint states record ${last} of the audit log`;
   }
 }
 
@@ -175,44 +169,60 @@ export interface HoldApproval {
 
 /**
  * For each hold that permitted a record: who approved it, by the last vote or report of each, and whether the terms with which it
- * was opened were met before it was released and used. A hold that time releases needs no approval. Which groups the approvers
- * were in is not in the lines: for a quorum this shows the number of people, and that the control plane recorded the release.
+ * was opened were met before it was released and used, once. A hold that time releases needs no approval, but its delay. Which groups the
+ * approvers were in is not in the lines: for a quorum this shows the number of people, and that the control plane recorded the
+ * release. check.sh reads the lines in the same way.
  */
 export function approvalsOf({ executed }: AuditNames, lines: readonly AuditLine[]): HoldApproval[] {
-  const byHold = new Map<string, number[]>();
-  for (const { hold, seq } of executed) byHold.set(hold, [...(byHold.get(hold) ?? []), seq]);
-  return [...byHold].map(([hold, records]) => {
-    const own = lines.filter(({ target_type, target_id }) => target_type === 'escrow' && target_id === hold);
-    const at = (action: string) => own.findIndex((line) => line.action === `escrow.${action}`);
-    const [created, released, consumed] = [at('created'), at('released'), at('consumed')];
-    const before = own.slice(0, released < 0 ? own.length : released);
+  const byHold = new Map<string, { records: number[]; own: AuditLine[] }>();
+  for (const { hold, seq } of executed) {
+    const known = byHold.get(hold);
+    if (known) known.records.push(seq);
+    else byHold.set(hold, { records: [seq], own: [] });
+  }
+  for (const line of lines) if (line.target_type === 'escrow') byHold.get(line.target_id)?.own.push(line);
+  return [...byHold].map(([hold, { records, own }]) => {
     const votes = new Map<string, HoldApproval['approved_by'][number]>();
     const reports = new Map<string, HoldApproval['conditions'][number]>();
-    for (const line of before) {
-      const { action, actor_id, actor, at, reason, detail, before_hash: shown_hash } = line;
-      if (action === 'escrow.vote_cast' && detail === 'approve') {
+    let state: 'unopened' | 'open' | 'released' | 'used' | 'ended' = 'unopened';
+    let terms = '';
+    let [openedAt, releasedAt] = ['', ''];
+    for (const { action, actor_id, actor, at, reason, detail, before_hash: shown_hash } of own) {
+      if (action === 'escrow.created' && state === 'unopened') {
+        terms = detail;
+        openedAt = at;
+        state = 'open';
+      } else if (action === 'escrow.vote_cast' && state === 'open' && detail === 'approve') {
         votes.set(actor_id, { actor, at, shown_hash, ...(reason !== '' && { reason }) });
-      }
-      const report = action === 'escrow.condition_reported' && /^(.*) is (met|not met)$/s.exec(detail);
-      if (report) {
-        const [, condition, how] = report as unknown as [string, string, string];
+      } else if (action === 'escrow.condition_reported' && state === 'open') {
+        const [, condition = '', how] = /^(.*) is (met|not met)$/s.exec(detail) ?? [];
         if (how === 'met') reports.set(condition, { condition, by: actor, at });
         else reports.delete(condition);
-      }
+      } else if (action === 'escrow.released' && state === 'open') {
+        releasedAt = at;
+        state = 'released';
+      } else if (action === 'escrow.consumed' && state === 'released') state = 'used';
+      else if (ENDS.includes(action) && state !== 'used') state = 'ended';
     }
-    const terms = created < 0 ? '' : own[created]!.detail;
-    const [, type, approvals, conditions = '0'] = TERMS.exec(terms) ?? [];
-    const met = (type === 'time_delayed' || votes.size >= Number(approvals)) && reports.size >= Number(conditions);
+    const [, type, approvals, conditions = '0', delay] = TERMS.exec(terms) ?? [];
+    const waited = (Date.parse(releasedAt) - Date.parse(openedAt)) / 1000 + CLOCKS_APART;
+    const byTime = type === 'time_delayed' && (approvals === '0' || votes.size < Number(approvals));
+    const met =
+      (byTime ? waited >= Number(delay) : votes.size >= Number(approvals)) && reports.size >= Number(conditions);
     const fault =
-      created < 0
+      state === 'unopened'
         ? 'its opening is not in the package'
-        : released < created
-          ? 'its release is not in the package'
-          : !met
-            ? `it was released with ${votes.size} approvals and ${reports.size} conditions met, and its terms are ${terms}`
-            : consumed < released
-              ? 'its use is not in the package'
-              : undefined;
+        : state === 'ended'
+          ? 'it ended without being used'
+          : state === 'open'
+            ? 'its release is not in the package'
+            : !met
+              ? `it was released at ${releasedAt} with ${votes.size} approvals and ${reports.size} conditions met, and its terms are ${terms}`
+              : state === 'released'
+                ? 'its use is not in the package'
+                : records.length > 1
+                  ? `it was used once, and ${records.length} records say that it permitted them`
+                  : undefined;
     const approved_by = [...votes.values()];
     return {
       hold,
@@ -225,8 +235,14 @@ export function approvalsOf({ executed }: AuditNames, lines: readonly AuditLine[
   });
 }
 
-/** As the line of a hold's opening states its terms: its type, the approvals, and the conditions if it has some. */
-const TERMS = /^(\w+), (\d{1,6}) approvals?(?:, (\d{1,6}) conditions?)?(?:, |$)/;
+/** What ends a hold. What comes after is no part of how it came to be used, such as refused attempts to use it again. */
+export const ENDS: readonly string[] = ['escrow.consumed', 'escrow.rejected', 'escrow.expired', 'escrow.cancelled'];
+
+/** As the line of a hold's opening states its terms: its type, the approvals, the conditions if it has some, and the delay. */
+const TERMS = /^(\w+), (\d{1,6}) approvals?(?:, (\d{1,6}) conditions?)?(?:, after (\d{1,9}) seconds)?(?:, |$)/;
+
+/** Seconds by which a delay may look shorter, because the clocks of the database and of the processes differ. */
+const CLOCKS_APART = 300;
 
 /** The lines that say how a version of a policy came into force: who approved it, rolled back to it, or broke the glass. */
 export function policyLines({ policies }: AuditNames, lines: readonly AuditLine[]): AuditLine[] {

@@ -1,12 +1,12 @@
 import { createHash, type KeyObject } from 'node:crypto';
 import { hash as blake3, createHash as blake3Hash } from 'blake3';
-import { type ChainHead, type NoteKey, openHead } from '../chain/note.ts';
+import { type ChainHead, type NoteKey, type NoteLimit, openHead } from '../chain/note.ts';
 import { type ChainName, LOSS_EVENT, RECORD_ALG, ZERO_HASH } from '../chain/record.ts';
 import { type ChainPosition, type ChainVerdict, ChainVerifier } from '../chain/verify.ts';
 import { canonicalJson, type Json } from '../lib/canonical-json.ts';
 import { keyFingerprint, sha256 } from '../lib/crypto.ts';
 import { ArchiveError, sorted, TAR_BLOCK, tarHeader, tarPadding } from '../lib/tar.ts';
-import { AuditCheck, type AuditFound, type AuditNames, auditRows, NamedBy, type PackedSegment } from './approvals.ts';
+import { AuditCheck, type AuditLine, type AuditNames, NamedBy, type PackedSegment } from './approvals.ts';
 import { CHECK_SH, VERIFY_MD } from './auditor-files.ts';
 
 /**
@@ -89,18 +89,21 @@ export interface ChainFault {
   reason: string;
 }
 
-/** The last record and bundle for which a key counts, and the number of accepted losses. */
-export interface FormerKeyLimit {
-  seq: number;
-  generation: number;
+/** The last record and bundle for which a key counts, and the number of accepted losses; and the same of the audit log. */
+export interface FormerKeyLimit extends NoteLimit {
   bundles: number;
+  audit: NoteLimit;
 }
 
-/** The keys, each with the limit up to which it counts. */
-export function signersOf(keys: readonly KeyObject[], former: Manifest['former_keys'] = {}): NoteKey[] {
+/** The keys, each with the limit up to which it counts: for the chain of the records, or for the parts of the audit log. */
+export function signersOf(
+  keys: readonly KeyObject[],
+  former: Manifest['former_keys'] = {},
+  limit: (of: FormerKeyLimit) => NoteLimit = (of) => of,
+): NoteKey[] {
   return keys.map((publicKey) => {
     const fingerprint = keyFingerprint(publicKey);
-    return Object.hasOwn(former, fingerprint) ? { publicKey, upTo: former[fingerprint]! } : publicKey;
+    return Object.hasOwn(former, fingerprint) ? { publicKey, upTo: limit(former[fingerprint]!) } : publicKey;
   });
 }
 
@@ -206,9 +209,15 @@ export async function writePackage(
   const fault = parts.fault?.();
   const found = check.finish(fault);
   const audit = await parts.audit?.(found.names);
-  const auditText = Buffer.from(auditRows(audit?.segments ?? []));
-  if (auditText.length > MAX_PACKAGE_BYTES) throw new RangeError(`a package holds at most ${MAX_PACKAGE_BYTES} bytes`);
-  const audited = auditOf(parts, auditText, audit?.checkpoints ?? []);
+  const auditRows = () => segmentRows(audit?.segments ?? []);
+  const auditSums = new Sums();
+  const auditing = auditCheck(parts, audit?.checkpoints ?? []);
+  for await (const row of auditRows()) {
+    auditSums.add(row);
+    if (auditSums.size > MAX_PACKAGE_BYTES) throw new RangeError(`a package holds at most ${MAX_PACKAGE_BYTES} bytes`);
+    auditing.add(row.toString('utf8', 0, row.length - 1));
+  }
+  const audited = auditing.finish();
 
   const files = new Map<string, { sums: FileSums; read: () => Content }>();
   const put = (name: string, bytes: Uint8Array) => files.set(name, { sums: fileSums(bytes), read: () => [bytes] });
@@ -216,7 +225,7 @@ export async function writePackage(
   files.set('records.txt', { sums: records.end(), read: () => rowsOf(parts.records()) });
   files.set('lead.txt', { sums: lead.end(), read: () => rowsOf(parts.lead()) });
   put('checkpoints.txt', Buffer.from(parts.checkpoints.join('\n')));
-  put('audit.txt', auditText);
+  files.set('audit.txt', { sums: auditSums.end(), read: auditRows });
   put('audit-checkpoints.txt', Buffer.from((audit?.checkpoints ?? []).join('\n')));
   put('pubkey.pem', Buffer.from(parts.keys.map((key) => key.export({ type: 'spki', format: 'pem' })).join('')));
   put('VERIFY.md', Buffer.from(VERIFY_MD));
@@ -286,7 +295,7 @@ export async function writePackage(
 
 type Content = AsyncIterable<Uint8Array> | Iterable<Uint8Array>;
 
-function rowOf({ hash, line }: PackedRecord): Buffer {
+function rowOf({ hash, line }: Pick<PackedRecord, 'hash' | 'line'>): Buffer {
   return Buffer.concat([Buffer.from(`${hash} `), Buffer.from(line as string), NEWLINE]);
 }
 
@@ -294,19 +303,26 @@ async function* rowsOf(records: ReturnType<Records>): AsyncGenerator<Uint8Array>
   for await (const record of records) yield rowOf(record);
 }
 
+async function* segmentRows(segments: readonly PackedSegment[]): AsyncGenerator<Buffer> {
+  for (const { prev_hash, records } of segments) {
+    yield Buffer.from(`${prev_hash}\n`);
+    for await (const record of records()) yield rowOf(record);
+  }
+}
+
 async function* one(read: PackedBundle['read']): AsyncGenerator<Uint8Array> {
   yield await read();
 }
 
-/** Checks the audit part of a package. Only keys of this installation count there. */
-export function auditOf(
+/** Checks the audit part of a package; `take` is called with each of its records. */
+export function auditCheck(
   of: { tenant_id: string; keys: readonly KeyObject[]; former?: Manifest['former_keys'] | undefined },
-  text: Uint8Array,
   checkpoints: readonly string[],
-): AuditFound {
-  const own = of.keys.filter((key) => !Object.hasOwn(of.former ?? {}, keyFingerprint(key)));
-  const heads = openNotes(checkpoints, own, { tenantId: of.tenant_id, chain: 'audit' });
-  return new AuditCheck(of.tenant_id, heads).read(text);
+  take?: (line: AuditLine) => void,
+): AuditCheck {
+  const signers = signersOf(of.keys, of.former, ({ audit }) => audit);
+  const heads = openNotes(checkpoints, signers, { tenantId: of.tenant_id, chain: 'audit' });
+  return new AuditCheck(of.tenant_id, heads, take);
 }
 
 /** What a manifest states about its range. It begins where the first packed line says. */
@@ -425,7 +441,9 @@ export class RangeCheck {
     this.#enter('lead');
     this.#flush();
     const linked = (this.#verifier ?? this.#begin(0)).finish();
-    const covered = linked.verified && this.#signed === linked.head.seq;
+    // of an empty chain there is nothing to sign
+    const empty = linked.head.seq === 0 && this.#of.chain_head.seq === 0;
+    const covered = linked.verified && (empty || this.#signed === linked.head.seq);
     const [altered] = this.#of.altered_checkpoints ?? [];
     const alteration = altered === undefined ? undefined : `the stored checkpoint of record ${altered} was altered`;
     const fault = covered ? (alteration ?? this.#headFault() ?? this.#spanFault() ?? stated?.reason) : undefined;
@@ -446,7 +464,7 @@ export class RangeCheck {
       lastSeq: this.#lastSeq,
       headHash: this.#headHash,
       hashBefore: this.#hashBefore,
-      checkpointSeq: covered ? linked.head.seq : null,
+      checkpointSeq: covered && !empty ? linked.head.seq : null,
       sessionSpan: from && last ? { from, to: after(last) } : undefined,
       bundleHashes: this.#bundleHashes,
       names: this.#named.names,
@@ -532,7 +550,8 @@ export class RangeCheck {
 
   /** Why the records, whose chain is complete, are not those that the span names; undefined if they are. */
   #spanFault(): string | undefined {
-    if (!this.#before && this.#of.start_hash !== ZERO_HASH)
+    const first = this.#firstSeq ?? this.#afterLast?.seq ?? 1;
+    if (!this.#before && (first !== 1 || this.#of.start_hash !== ZERO_HASH))
       return 'the record before the first one is not in the package';
     if ('session_id' in this.#span) {
       if (![this.#first, this.#last].every((line) => line && this.#isOfSession(line))) {

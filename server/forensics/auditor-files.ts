@@ -4,21 +4,30 @@
  */
 
 export const CHECK_SH = String.raw`#!/usr/bin/env bash
-# Checks this unpacked evidence package with nothing but bash, openssl, b3sum and the coreutils.
+# Checks this unpacked evidence package with nothing but bash 4, openssl, b3sum and the coreutils.
 # Usage: bash check.sh [sha256:<fingerprint of the signer's key, learned elsewhere>]
 # Exit: 0 authentic, intact and tied to a signed checkpoint; 1 not; 2 a tool is missing.
 export LC_ALL=C
 set -u
 shopt -s nullglob dotglob
 case $0 in */*) cd -- "@{0%/*}" || exit 2 ;; esac
-fail() { printf 'MISMATCH %s\n' "$1"; exit 1; }
-for tool in openssl sha256sum b3sum base64 tail mktemp; do
+# what others wrote is printed without anything that could control a terminal
+say() { printf '%s\n' "@{1//[^ -~]/?}"; }
+fail() { say "MISMATCH $1"; exit 1; }
+[ "@{BASH_VERSINFO[0]}" -ge 4 ] || { echo 'this check needs bash 4 or newer'; exit 2; }
+for tool in openssl sha256sum b3sum base64 date tail tr wc mktemp; do
   command -v "$tool" > /dev/null || { echo "this check needs $tool"; exit 2; }
 done
 
 # The manifest is one line of canonical JSON: in its strings every quote is escaped, so these patterns find keys only.
 manifest=$(< manifest.json) || fail 'manifest.json'
 field() { local key="\"$1\":\"?([^\",}]*)"; [[ $manifest =~ $key ]] && printf '%s' "@{BASH_REMATCH[1]}"; }
+# a member of the exporter cannot pass for one of the manifest
+for key in audit_record_count chain chain_head chain_intact checkpoint_seq first_mismatch_id first_seq from head_hash last_seq \
+  prev_hash_before_first public_key_fingerprint record_count session_id start_hash tenant_id to; do
+  rest=@{manifest#*"\"$key\":"}
+  [[ $rest != *"\"$key\":"* ]] || fail "manifest.json: $key stands there twice"
+done
 
 # 1. The manifest is signed by the key in pubkey.pem, and that key is the one it names.
 openssl pkeyutl -verify -pubin -inkey pubkey.pem -rawin -in manifest.json -sigfile manifest.json.sig > /dev/null 2>&1 ||
@@ -38,7 +47,18 @@ for name in * bundles/*; do
   sha256=$(sha256sum < "$name")
   entry="\"$name\":{\"blake3\":\"$blake3\",\"sha256\":\"@{sha256%% *}\",\"size\":"
   [[ $manifest == *"$entry"* ]] || fail "$name: not the file that the manifest lists"
+  case $name in
+    before.txt | records.txt | lead.txt | checkpoints.txt | audit.txt | audit-checkpoints.txt)
+      # neither is read below: a last line without its end, and bytes of zero
+      [ -z "$(tail -c 1 < "$name" | tr '\0' x)" ] && [ "$(tr -cd '\0' < "$name" | wc -c)" -eq 0 ] || fail "$name: not lines of text"
+      ;;
+    pubkey.pem | VERIFY.md | check.sh | SHA256SUMS | B3SUMS | bundles/*.svcb) ;;
+    *) fail "$name: not a file of a package" ;;
+  esac
   found=$((found + 1))
+done
+for name in before.txt records.txt lead.txt checkpoints.txt audit.txt audit-checkpoints.txt SHA256SUMS B3SUMS; do
+  [ -f "$name" ] || fail "$name: missing"
 done
 listed=0
 rest=$manifest
@@ -54,26 +74,26 @@ b3sum --check B3SUMS > /dev/null 2>&1 || fail 'B3SUMS'
 # of an installation that the tenant came from. The latter count only up to where former_keys in the manifest says.
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
-whole() { case $1 in '' | 0* | *[!0-9]*) return 1 ;; esac; [ "@{#1}" -le 16 ]; }
+whole() { case $1 in '' | 0* | *[!0-9]*) return 1 ;; esac; [ "@{#1}" -le 16 ] && [ "$1" -le 9007199254740991 ]; }
 keys=0
 while IFS= read -r line; do
   case $line in *'BEGIN PUBLIC KEY'*) keys=$((keys + 1)) ;; esac
   printf '%s\n' "$line" >> "$work/key.$keys"
 done < pubkey.pem
 limit=()
+limit_of_audit=()
 for ((k = 1; k <= keys; k++)); do
   print=$(openssl pkey -pubin -in "$work/key.$k" -outform DER 2> /dev/null | sha256sum)
   former="\"sha256:@{print%% *}\":"
   [[ $manifest == *"$former"* ]] || continue
-  former="$former\\{\"bundles\":[0-9]+,\"generation\":([0-9]+),\"seq\":([0-9]+)\\}"
+  until='\{"audit":\{"generation":([0-9]+),"seq":([0-9]+)\},"bundles":[0-9]+,"generation":([0-9]+),"seq":([0-9]+)\}'
+  former=$former$until
   [[ $manifest =~ $former ]] || fail 'manifest.json: former_keys'
-  limit[k]="@{BASH_REMATCH[2]} @{BASH_REMATCH[1]}"
+  limit[k]="@{BASH_REMATCH[4]} @{BASH_REMATCH[3]}"
+  limit_of_audit[k]="@{BASH_REMATCH[2]} @{BASH_REMATCH[1]}"
 done
-# of key $1: whether it counts for record $2, and for as many accepted losses as $3
-counts() {
-  [ -n "@{limit[$1]-}" ] || return 0
-  [ "$2" -le "@{limit[$1]% *}" ] && [ "$3" -le "@{limit[$1]#* }" ]
-}
+# of a key with the limit $1: whether it counts for record $2, and for as many accepted losses as $3
+counts() { [ -z "$1" ] || { [ "$2" -le "@{1% *}" ] && [ "$3" -le "@{1#* }" ]; }; }
 tenant=$(field tenant_id)
 # the notes in file $1 about chain $2, by their records
 signed=()
@@ -92,7 +112,7 @@ while IFS= read -r type <&3; do
     IFS= read -r gap <&3 || fail "$1"
     ;;
   esac
-  { [ "$type" = svc-chain-head/v1 ] && whole "$at" && [ -z "$gap" ]; } || fail "$1"
+  { [ "$type" = svc-chain-head/v1 ] && whole "$at" && [[ $hash =~ ^[0-9a-f]{64}$ ]] && [ -z "$gap" ]; } || fail "$1"
   [ "@{origin#*/}" = "$tenant/$2" ] || fail "$1: a checkpoint of $origin"
   printf '%s\n' "@{head[@]}" > "$work/note"
   known=no
@@ -102,21 +122,21 @@ while IFS= read -r type <&3; do
     for ((k = 1; k <= keys; k++)); do
       openssl pkeyutl -verify -pubin -inkey "$work/key.$k" -rawin -in "$work/note" -sigfile "$work/signature" \
         > /dev/null 2>&1 || continue
-      # beside the decisions, only keys of this installation count
-      if [ "$3" = own ] && [ -n "@{limit[k]-}" ]; then late=yes
-      elif counts "$k" "$at" "$losses"; then known=yes; else late=yes; fi
+      if [ "$1" = audit-checkpoints.txt ]; then until=@{limit_of_audit[k]-}; else until=@{limit[k]-}; fi
+      if counts "$until" "$at" "$losses"; then known=yes; else late=yes; fi
     done
   done
   [ "$known$late" != noyes ] || fail "$1: the key of the checkpoint of record $at does not count for it"
   [ "$known" = yes ] || fail "$1: no key in pubkey.pem signed the checkpoint of record $at"
+  { [ -z "@{signed[at]-}" ] || [ "@{signed[at]}" = "$hash" ]; } || fail "$1: two checkpoints of record $at"
   signed[at]=$hash
 done
 }
 chain=$(field chain)
-read_notes checkpoints.txt "$chain" all
+read_notes checkpoints.txt "$chain"
 
 # 4. Every record's hash follows from its text and the hash before it, up to a record whose hash was signed.
-[ "$(field chain_intact)" = true ] || echo "the manifest states a broken chain, first at: $(field first_mismatch_id)"
+[ "$(field chain_intact)" = true ] || say "the manifest states a broken chain, first at: $(field first_mismatch_id)"
 prev=$(field start_hash)
 checkpoint=$(field checkpoint_seq)
 whole "$checkpoint" || checkpoint=0
@@ -128,6 +148,16 @@ for file in before.txt records.txt lead.txt; do
     break
   fi
 done
+{ [ -z "@{signed[seq]-}" ] || [ "@{signed[seq]}" = "$prev" ]; } || fail 'checkpoints.txt: another hash before the first record'
+[ -s before.txt ] || { [ "$seq" = 0 ] && [[ $prev =~ ^0{64}$ ]]; } || fail 'before.txt: the record before the first one is missing'
+key='"chain_head":\{"at":"[^"]*","hash":"([0-9a-f]{64})","seq":([0-9]{1,16})\}'
+[[ $manifest =~ $key ]] || fail 'manifest.json: chain_head'
+head_hash=@{BASH_REMATCH[1]}
+head_seq=@{BASH_REMATCH[2]}
+# as the records of the session have it; empty in a package of a window
+session=
+key='"session_id":"([^"\\]|\\.)*"'
+[[ $manifest =~ $key ]] && session=@{BASH_REMATCH[0]}
 follow() {
   n=0
   while IFS= read -r line; do
@@ -139,101 +169,157 @@ follow() {
     n=$((n + 1))
     seq=$((seq + 1))
     { [ -z "@{signed[seq]-}" ] || [ "@{signed[seq]}" = "$hash" ]; } || fail "$1: line $n: a checkpoint states another hash"
+    { [[ $text =~ $place ]] && [ "@{BASH_REMATCH[1]}" = "$seq" ] && [[ $text == *"\"tenant_id\":\"$tenant\""* ]]; } ||
+      fail "$1: line $n: it is not record $seq of $tenant"
+    [ "$seq" != "$head_seq" ] || [ "$hash" = "$head_hash" ] || fail "$1: line $n: chain_head states another hash"
+    [ -z "$session" ] || [ "$1" = records.txt ] || [[ $text != *"$session"* ]] ||
+      fail "$1: line $n: a record of the session outside the range"
   done < "$1"
 }
 follow before.txt
 [ "$prev" = "$(field prev_hash_before_first)" ] || fail 'before.txt: the manifest states another hash'
+{ [ ! -s records.txt ] && [ "$(field first_seq)" = null ]; } || [ "$(field first_seq)" = $((seq + 1)) ] ||
+  fail 'records.txt: the manifest states another first record'
 follow records.txt
+{ [ "$n" = 0 ] && [ "$(field last_seq)" = null ]; } || { [ "$(field last_seq)" = "$seq" ] && [ "$seq" -le "$head_seq" ]; } ||
+  fail 'records.txt: the manifest states another last record'
 [ "$n" = "$(field record_count)" ] || fail 'records.txt: the manifest states another number of records'
 [ "$prev" = "$(field head_hash)" ] || fail 'records.txt: the manifest states another last hash'
 ok="ok $n $prev"
 follow lead.txt
-[ "$(field chain_intact)" = true ] || fail 'the manifest states a broken chain'
-{ [ "$seq" = "$checkpoint" ] && [ "@{signed[seq]-}" = "$prev" ]; } ||
-  fail 'checkpoints.txt: no checkpoint at or after the last record'
-decided=$checkpoint
+{ [ "$(field chain_intact)" = true ] && [[ $manifest != *'"fault":{'* && $manifest != *'"altered_checkpoints":['* ]]; } ||
+  fail 'the manifest states a broken chain'
+for at in "@{!signed[@]}"; do
+  [ "$at" -le "$seq" ] || fail "checkpoints.txt: record $at is stated and not there"
+done
+if [ "$seq" != 0 ] || [ "$head_seq" != 0 ]; then
+  { [ "$seq" = "$checkpoint" ] && [ "@{signed[seq]-}" = "$prev" ]; } ||
+    fail 'checkpoints.txt: no checkpoint at or after the last record'
+fi
+# The range is that of the window or the session, and its neighbors show that nothing of it was left out.
+received() {
+  local key='"received_at":"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{12}Z)"'
+  if [[ $1 =~ $key ]]; then printf '%s' "@{BASH_REMATCH[1]}"; else printf '~'; fi
+}
+first= next=
+IFS= read -r first < records.txt
+IFS= read -r next < lead.txt
+last=$(tail -n 1 < records.txt)
+before=$(tail -n 1 < before.txt)
+from=$(field from)
+to=$(field to)
+if [ -n "$session" ]; then
+  [[ $first == *"$session"* && $last == *"$session"* && $(received "$first") == "$from" ]] ||
+    fail 'records.txt: the first and the last record are not of the session'
+else
+  [ -z "$first" ] || [[ ! $(received "$first") < $from && $(received "$last") < $to ]] ||
+    fail 'records.txt: received outside the window'
+  [ -z "$before" ] || [[ $(received "$before") < $from ]] || fail 'before.txt: received within the window'
+  if [[ $next =~ $place ]] && [ "@{BASH_REMATCH[1]}" -le "$head_seq" ]; then
+    [[ ! $(received "$next") < $to ]] || fail 'lead.txt: the first record was received within the window'
+  fi
+fi
+[ -n "$next" ] || [ "$seq" -ge "$head_seq" ] || fail 'lead.txt: the record after the last one is missing'
 
-# 5. The parts of the audit log: each is a line with the hash before it, and records up to one whose hash was signed.
-read_notes audit-checkpoints.txt audit own
+# 5. Each hold that permitted a record: by the parts of the audit log, each a line with the hash before it, and records up to one
+# whose hash was signed, it was opened, its terms were met, it was released, and then used once.
+# of member $2 in line $1: its text as it stands there
+part() { local key="\"$2\":\"(([^\"\\\\]|\\\\.)*)\""; [[ $1 =~ $key ]] && printf '%s' "@{BASH_REMATCH[1]}"; }
+declare -A permits=() state=() terms=() voters=() met=() opened=() released=()
+while IFS= read -r line; do
+  case $line in *'"decision":"allow"'* | *'"decision":"allow_with_masking"'*) ;; *) continue ;; esac
+  hold=$(part "$line" escrow_id)
+  [ -n "$hold" ] || continue
+  [[ $hold =~ ^[A-Za-z0-9_-]+$ ]] || fail "records.txt: $hold: not the id of a hold"
+  permits[$hold]=$((@{permits[$hold]-0} + 1))
+done < records.txt
+read_notes audit-checkpoints.txt audit
 closed=yes
+at=
 n=0
 while IFS= read -r line; do
   if [[ $line =~ ^[0-9a-f]{64}$ ]]; then
     [ "$closed" = yes ] || fail "audit.txt: line $n: no checkpoint at the end of a part"
     prev=$line
     closed=no
+    at=0
     continue
   fi
   n=$((n + 1))
+  [ -n "$at" ] || fail 'audit.txt: record 1: no hash before it'
   hash=@{line%% *}
   text=@{line#* }
   computed=$(printf '%s\n%s' "$prev" "$text" | b3sum --no-names)
   [ "$computed" = "$hash" ] || fail "audit.txt: record $n"
   prev=$hash
   closed=no
-  if [[ $text =~ $place ]]; then
-    at=@{BASH_REMATCH[1]}
-    { [ -z "@{signed[at]-}" ] || [ "@{signed[at]}" = "$hash" ]; } || fail "audit.txt: record $n: a checkpoint states another hash"
-    [ -z "@{signed[at]-}" ] || closed=yes
-  fi
+  { [[ $text =~ $place ]] && { [ "$at" = 0 ] || [ "@{BASH_REMATCH[1]}" = $((at + 1)) ]; } &&
+    [[ $text == *"\"tenant_id\":\"$tenant\""* ]]; } || fail "audit.txt: record $n: it does not follow"
+  at=@{BASH_REMATCH[1]}
+  { [ -z "@{signed[at]-}" ] || [ "@{signed[at]}" = "$hash" ]; } || fail "audit.txt: record $n: a checkpoint states another hash"
+  [ -z "@{signed[at]-}" ] || closed=yes
+  target='"target_id":"([A-Za-z0-9_-]+)","target_type":"escrow"'
+  [[ $text =~ $target ]] || continue
+  hold=@{BASH_REMATCH[1]}
+  [ -n "@{permits[$hold]-}" ] || continue
+  detail=$(part "$text" detail)
+  case @{state[$hold]-unopened}:$(part "$text" action) in
+    unopened:escrow.created) terms[$hold]=$detail opened[$hold]=$(received "$text") state[$hold]=open ;;
+    open:escrow.vote_cast)
+      who=$(part "$text" actor_id)
+      if [ "$detail" = approve ]; then
+        case " @{voters[$hold]-}" in *" $who "*) ;; *) voters[$hold]="@{voters[$hold]-}$who " ;; esac
+      fi
+      ;;
+    open:escrow.condition_reported)
+      condition=@{detail% is *}
+      met[$hold]=@{met[$hold]-$'\n'}
+      met[$hold]=@{met[$hold]//$'\n'"$condition"$'\n'/$'\n'}
+      case $detail in *' is met') met[$hold]="@{met[$hold]}$condition"$'\n' ;; esac
+      ;;
+    open:escrow.released) released[$hold]=$(received "$text") state[$hold]=released ;;
+    released:escrow.consumed) state[$hold]=used ;;
+    used:*) ;;
+    *:escrow.consumed | *:escrow.rejected | *:escrow.expired | *:escrow.cancelled) state[$hold]=ended ;;
+  esac
 done < audit.txt
 [ "$closed" = yes ] || fail "audit.txt: no checkpoint at the end of a part"
 [ "$n" = "$(field audit_record_count)" ] || fail 'audit.txt: the manifest states another number of records'
-
-# 6. Each hold that permitted a record: who approved it, and that its terms were met before it was used.
-part() { local key="\"$2\":\"([^\"]*)\""; [[ $1 =~ $key ]] && printf '%s' "@{BASH_REMATCH[1]}"; }
-holds=()
-while IFS= read -r line; do
-  case $line in *'"decision":"allow"'* | *'"decision":"allow_with_masking"'*) ;; *) continue ;; esac
-  hold=$(part "$line" escrow_id)
-  case " @{holds[*]-} " in *" $hold "*) ;; *) [ -z "$hold" ] || holds+=("$hold") ;; esac
-done < records.txt
-for hold in @{holds[@]+"@{holds[@]}"}; do
-  terms=
-  state=unopened
-  voters=' '
-  met=$'\n'
-  while IFS= read -r line; do
-    case $line in *"\"target_id\":\"$hold\",\"target_type\":\"escrow\""*) ;; *) continue ;; esac
-    detail=$(part "$line" detail)
-    case $(part "$line" action) in
-      escrow.created) terms=$detail && state=open ;;
-      escrow.vote_cast)
-        who=$(part "$line" actor_id)
-        if [ "$state" = open ] && [ "$detail" = approve ]; then
-          case $voters in *" $who "*) ;; *) voters="$voters$who " ;; esac
-        fi
-        ;;
-      escrow.condition_reported)
-        [ "$state" = open ] || continue
-        condition=@{detail% is *}
-        met=@{met//$'\n'"$condition"$'\n'/$'\n'}
-        case $detail in *' is met') met="$met$condition"$'\n' ;; esac
-        ;;
-      escrow.released) [ "$state" = open ] && state=released ;;
-      escrow.consumed) [ "$state" = released ] && state=consumed ;;
-    esac
-  done < audit.txt
-  [ "$state" = consumed ] || fail "audit.txt: hold $hold: not shown to be opened, released and used"
-  form='^([a-z_]+), ([0-9]+) approvals?(, ([0-9]+) conditions?)?(, |$)'
-  [[ $terms =~ $form ]] || fail "audit.txt: hold $hold: its terms are not readable"
-  read -ra people <<< "$voters"
-  conditions=$(printf '%s' "@{met#?}" | grep -c '')
-  { [ "@{BASH_REMATCH[1]}" = time_delayed ] || [ "@{#people[@]}" -ge "@{BASH_REMATCH[2]}" ]; } &&
-    [ "$conditions" -ge "@{BASH_REMATCH[4]:-0}" ] || fail "audit.txt: hold $hold: its terms were not met"
-  echo "hold $hold ($terms): approved by @{people[*]:-nobody}"
+for hold in "@{!permits[@]}"; do
+  [ "@{state[$hold]-}" = used ] || fail "audit.txt: hold $hold: not shown to be opened, released and used"
+  [ "@{permits[$hold]}" = 1 ] || fail "audit.txt: hold $hold: used once, and it permitted @{permits[$hold]} records"
+  form='^([A-Za-z0-9_]+), ([0-9]{1,6}) approvals?(, ([0-9]{1,6}) conditions?)?(, after ([0-9]{1,9}) seconds)?(, |$)'
+  [[ @{terms[$hold]} =~ $form ]] || fail "audit.txt: hold $hold: its terms are not readable"
+  approvals=@{BASH_REMATCH[2]}
+  conditions=@{BASH_REMATCH[4]:-0}
+  delay=@{BASH_REMATCH[6]-}
+  read -ra people <<< "@{voters[$hold]-}"
+  if [ "@{BASH_REMATCH[1]}" = time_delayed ] && { [ "$approvals" -eq 0 ] || [ "@{#people[@]}" -lt "$approvals" ]; }; then
+    # released by time, with five minutes for clocks that differ
+    waited=$(($(date -d "@{released[$hold]}" +%s) - $(date -d "@{opened[$hold]}" +%s) + 300)) || waited=0
+    [[ -n $delay && @{opened[$hold]} != '~' && @{released[$hold]} != '~' && $waited -ge $delay ]] || fail "audit.txt: hold $hold: released before its time"
+    approvals=0
+  fi
+  rest=@{met[$hold]-}
+  rest=@{rest//[^$'\n']/}
+  { [ "@{#people[@]}" -ge "$approvals" ] && { [ "$conditions" = 0 ] || [ "@{#rest}" -gt "$conditions" ]; }; } ||
+    fail "audit.txt: hold $hold: its terms were not met"
+  say "hold $hold (@{terms[$hold]}): approved by @{people[*]:-nobody}"
 done
-checkpoint=$decided
 echo "$ok"
-echo "tied to the signed checkpoint of record $checkpoint"
+if [ "$checkpoint" = 0 ]; then echo 'the chain had no record'; else echo "tied to the signed checkpoint of record $checkpoint"; fi
 echo "signed by $fingerprint; compare this with what the operator publishes"
 `.replaceAll('@{', '${');
 
 export const VERIFY_MD = `# How to check this evidence package
 
 This package holds a range of a tenant's decision records as they were stored, and what is needed to see that nothing
-in it was changed, added or left out since it was signed. You need openssl, b3sum, bash and the coreutils, nothing
+in it was changed, added or left out since it was signed. You need openssl, b3sum, bash 4 and the coreutils, nothing
 from the maker of the package.
+
+This text and check.sh come with the package, and a forger would write his own: one that always says ok. So run the
+check.sh of a package that you trust or of the maker's published source, after comparing it with the one here, or read
+it first; it is short. svc-verify says when it is not the one that it knows.
 
 ## At once
 
@@ -315,7 +401,7 @@ decision can be derived again. Each is named by the sha256 of its uncompressed c
 
 ## What only svc-verify checks
 
-The signature of each bundle with the limit of former keys for it ("bundles"), the name of each bundle, the times of
-from and to, the first and last number of the records, that the manifest states nothing else than was found, and what
-a record of an accepted loss of records states. check.sh reads none of these.
+The signature of each bundle with the limit of former keys for it ("bundles"), the name of each bundle, the end of a
+session's time, each member of the manifest that is not named above, the exact form of each signature line and record,
+and what a record of an accepted loss of records states. check.sh reads none of these.
 `;

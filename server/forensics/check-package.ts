@@ -7,7 +7,7 @@ import { isWrittenTar, readTar } from '../lib/tar.ts';
 import { openBundle } from '../policy/bundle.ts';
 import { type AuditFound, type AuditLine, approvalsOf, type HoldApproval, policyLines } from './approvals.ts';
 import {
-  auditOf,
+  auditCheck,
   bundleName,
   fileSums,
   type LossRecord,
@@ -21,6 +21,7 @@ import {
   splitNotes,
   sumLists,
 } from './archive.ts';
+import { CHECK_SH } from './auditor-files.ts';
 
 /** One thing that was checked. */
 export interface Check {
@@ -176,6 +177,9 @@ function inspectV1(files: ReadonlyMap<string, Uint8Array>, trust: Trust, report:
     });
   }
   attempt(report, 'files', () => compareFiles(files, manifest));
+  if (files.has('check.sh') && !Buffer.from(CHECK_SH).equals(files.get('check.sh')!)) {
+    report.notes.push('Its check.sh is not the one known here: read it before you run it.');
+  }
   attempt(report, 'sums', () => {
     for (const [name, list] of Object.entries(sumLists(manifest.files))) {
       if (!Buffer.from(list).equals(file(files, name)))
@@ -196,7 +200,10 @@ function inspectV1(files: ReadonlyMap<string, Uint8Array>, trust: Trust, report:
     attempt(report, 'audit checkpoints', () => {
       const notes = splitNotes(text(file(files, 'audit-checkpoints.txt')));
       const { tenant_id, former_keys: former } = manifest;
-      return auditOf({ tenant_id, keys, former }, file(files, 'audit.txt'), notes);
+      const lines: AuditLine[] = [];
+      const check = auditCheck({ tenant_id, keys, former }, notes, (line) => lines.push(line));
+      for (const row of Buffer.from(file(files, 'audit.txt')).toString('utf8').split('\n').slice(0, -1)) check.add(row);
+      return { ...check.finish(), lines };
     });
   const [before, records, lead] = ['before.txt', 'records.txt', 'lead.txt'].map((name) => files.get(name));
   if (before && records && lead) {
@@ -209,7 +216,15 @@ function inspectV1(files: ReadonlyMap<string, Uint8Array>, trust: Trust, report:
 function inspectRecords(
   { before, records, lead }: Record<'before' | 'records' | 'lead', Uint8Array>,
   manifest: Manifest,
-  { heads, keys, audited }: { heads: ReturnType<typeof openNotes>; keys: readonly NoteKey[]; audited: AuditFound },
+  {
+    heads,
+    keys,
+    audited,
+  }: {
+    heads: ReturnType<typeof openNotes>;
+    keys: readonly NoteKey[];
+    audited: AuditFound & { lines: readonly AuditLine[] };
+  },
   files: ReadonlyMap<string, Uint8Array>,
   report: Report,
 ): void {
@@ -235,7 +250,11 @@ function inspectRecords(
     report.checks.push({
       name: 'checkpoint',
       ok: found.intact,
-      detail: found.reason ?? `the chain up to record ${found.checkpointSeq} was signed`,
+      detail:
+        found.reason ??
+        (found.checkpointSeq === null
+          ? 'the chain had no record'
+          : `the chain up to record ${found.checkpointSeq} was signed`),
     });
   }
   report.checks.push({
@@ -340,6 +359,7 @@ function compareFiles(files: ReadonlyMap<string, Uint8Array>, manifest: Manifest
     const listed = Object.hasOwn(manifest.files, name) ? manifest.files[name] : undefined;
     if (!listed) wrong.push(`${name} is not listed`);
     else if (!sameSums(listed, fileSums(bytes))) wrong.push(`${name} was changed`);
+    else if (name.endsWith('.txt') && bytes.length > 0 && bytes.at(-1) !== 10) wrong.push(`${name} ends within a line`);
   }
   for (const name of Object.keys(manifest.files)) if (!files.has(name)) wrong.push(`${name} is missing`);
   if (wrong.length > 0) throw new Error(wrong.slice(0, 10).join(', '));
@@ -398,8 +418,11 @@ function isFaultV1(value: object): boolean {
 
 function isFormerV1([fingerprint, limit]: [string, unknown]): boolean {
   if (!/^sha256:[0-9a-f]{64}$/.test(fingerprint) || !isMap(limit)) return false;
-  const { seq, generation, bundles } = limit as Record<string, unknown>;
-  return Object.keys(limit as object).length === 3 && [seq, generation, bundles].every(isCount);
+  const { seq, generation, bundles, audit } = limit as Record<string, unknown>;
+  if (!isMap(audit) || Object.keys(audit as object).length !== 2) return false;
+  const of = audit as Record<string, unknown>;
+  const counts = [seq, generation, bundles, of.seq, of.generation];
+  return Object.keys(limit as object).length === 4 && counts.every(isCount);
 }
 
 function isFileV1(name: string, sums: unknown): boolean {

@@ -18,7 +18,7 @@ import type { Clock } from '../lib/clock.ts';
 import { keyFingerprint } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 import { readTarHeader, TAR_BLOCK, tarPadding } from '../lib/tar.ts';
-import { type AuditNames, type PackedSegment, POLICY_ACTIONS } from './approvals.ts';
+import { type AuditNames, ENDS, POLICY_ACTIONS } from './approvals.ts';
 import {
   type ChainFault,
   type FormerKeyLimit,
@@ -67,8 +67,8 @@ const AT_ONCE = 2;
 /** How much one statement reads of the records: up to this many bytes of text, and at least one record. */
 const PAGE_BYTES = 256 * 1024;
 const PAGE_ROWS = 500;
-/** Maximum number of audit records in a package about decisions. */
-const MAX_AUDIT = 50_000;
+/** Maximum number of audit records in a package about decisions. A part that is longer on its own is left out: no time is short enough. */
+const MAX_AUDIT = 200_000;
 
 type ExportInput = {
   purpose: string;
@@ -117,8 +117,8 @@ export class Evidence {
    * is no package: records that once were there may be missing from it, and nothing in it would show that. The chain is closed,
    * the alarm is raised, and this rejects with ChainClosed. The package has the record before its first and, unless its last is
    * the end of the chain, the one after it, and reaches on to a signed checkpoint; if there is none yet, one is signed first.
-   * Nothing in it rests on a column: those of its records are compared with the texts, and before a session's package the whole
-   * chain is verified, because its place is looked up by a column. A package of records that were altered where they stand is
+   * Nothing in it rests on a column: those of its records are compared with the texts, and the audit chain and, before a session's
+   * package, the whole chain are verified, because places in them are looked up by columns. A package of records that were altered where they stand is
    * made and signed all the same, and states that it is broken: evidence of tampering is evidence.
    */
   async export(
@@ -152,6 +152,7 @@ export class Evidence {
     const { head } = await this.#checkpoints.inspect(tenantId, chain);
     if (chain === 'forensics') await this.#checkpoints.inspect(tenantId, 'audit');
     const verified = session === undefined ? undefined : await this.#verifications.verify(tenantId, 'forensics');
+    const log = chain === 'forensics' ? await this.#verifications.verify(tenantId, 'audit') : undefined;
     const { first: start, last } =
       session === undefined
         ? await this.#window(tenantId, chain, window.from, window.to, { person: by.person })
@@ -165,6 +166,10 @@ export class Evidence {
       const why = verified.reason ?? 'no reason is known';
       const reason = `the chain does not verify, so records of the session may be missing: ${why}`;
       fault = { seq: verified.first_mismatch_seq ?? 0, reason };
+    }
+    if (log && !log.verified) {
+      const reason = `the audit log does not verify, so parts of it may be missing: ${log.reason ?? 'no reason is known'}`;
+      fault ??= { seq: log.first_mismatch_seq ?? 0, reason };
     }
     const onFault = (found: ChainFault) => {
       fault ??= found;
@@ -391,18 +396,20 @@ export class Evidence {
   }
 
   /**
-   * The parts of the audit chain about what records name: of a hold and of a stop from its first record to its last, of a version
-   * of a policy each that decided on it, and on to the next signed checkpoint. Where they are is looked up by columns: if one was
-   * altered, a part is missing, and svc-verify says which hold is not shown.
+   * The parts of the audit chain about what records name: of a hold from its first record to its end, of a stop each record, and
+   * of a version of a policy each that decided on it; and on to the next signed checkpoint. Where they are is looked up by
+   * columns, which is why the whole chain is verified before.
    */
   async #auditParts(tenantId: string, names: AuditNames) {
-    const spans = await this.#db.query<{ first: number; last: number }>(
+    const found = await this.#db.query<{ first: number; last: number }>(
       tenantId,
-      `select min(seq) as first, max(seq) as last from audit_record
-       where tenant_id = $1 and (target_type = 'escrow' and target_id = any($2) or target_type = 'stop' and target_id = any($3))
-       group by target_type, target_id`,
-      [tenantId, [...names.holds], [...names.stops]],
+      `select min(seq) as first, coalesce(min(seq) filter (where action = any($4)), max(seq)) as last from audit_record
+       where tenant_id = $1 and target_type = 'escrow' and target_id = any($2) group by target_id
+       union all
+       select seq, seq from audit_record where tenant_id = $1 and target_type = 'stop' and target_id = any($3)`,
+      [tenantId, [...names.holds], [...names.stops], ENDS],
     );
+    const spans = found.filter(({ first, last }) => last - first < MAX_AUDIT - MAX_LEAD);
     const decided = await this.#db.query<{ seq: number; target_id: string; version: string }>(
       tenantId,
       `select seq, target_id, substring(line from '"detail":"version ([0-9]{1,9})[,"]') as version from audit_record
@@ -415,10 +422,12 @@ export class Evidence {
     if (spans.length === 0) return { segments: [], checkpoints: [] };
     spans.sort((a, b) => a.first - b.first);
     const to = Math.max(...spans.map(({ last }) => last));
-    // a limit of a former key is about the decisions: in this part only keys of this installation count
     const { keys, former } = this.#keys(tenantId, 'forensics');
-    const own = keys.filter((key) => !Object.hasOwn(former ?? {}, keyFingerprint(key)));
-    const sound = soundness(tenantId, 'audit', own);
+    const sound = soundness(
+      tenantId,
+      'audit',
+      signersOf(keys, former, ({ audit }) => audit),
+    );
     const noted = async () =>
       (await this.#storedNotes(tenantId, 'audit', spans[0]!.first, to + MAX_LEAD)).filter(sound);
     let notes = await noted();
@@ -435,13 +444,16 @@ export class Evidence {
     }
     const count = merged.reduce((sum, { first, last }) => sum + last - first + 1, 0);
     if (count > MAX_AUDIT) throw new RangeError(`a package holds at most ${MAX_AUDIT} audit records`);
-    const segments: PackedSegment[] = [];
-    for (const { first, last } of merged) {
-      const records: (PackedRecord & { line: string })[] = [];
-      for await (const record of this.#records(tenantId, 'audit', first - 1, last)) records.push(record);
-      const prev_hash = first > 1 && records[0]?.seq === first - 1 ? records.shift()!.hash : ZERO_HASH;
-      segments.push({ prev_hash, records });
-    }
+    const previous = await this.#db.query<{ seq: number; hash: Buffer }>(
+      tenantId,
+      'select seq, hash from audit_record where tenant_id = $1 and seq = any($2)',
+      [tenantId, merged.map(({ first }) => first - 1)],
+    );
+    const hashes = new Map(previous.map(({ seq, hash }) => [seq, hash.toString('hex')]));
+    const segments = merged.map(({ first, last }) => ({
+      prev_hash: hashes.get(first - 1) ?? ZERO_HASH,
+      records: () => this.#records(tenantId, 'audit', first, last),
+    }));
     const ends = new Set(merged.map(({ last }) => last));
     return { segments, checkpoints: notes.filter(({ seq }) => ends.has(seq)).map(({ note }) => note) };
   }
@@ -777,7 +789,7 @@ function limitsOf(former: readonly FormerKey[], chain: ChainName): Record<string
   return Object.fromEntries(
     former.map(({ publicKey, upTo }) => [
       keyFingerprint(publicKey),
-      { seq: upTo[chain].seq, generation: upTo[chain].generation, bundles: upTo.bundles },
+      { seq: upTo[chain].seq, generation: upTo[chain].generation, bundles: upTo.bundles, audit: upTo.audit },
     ]),
   );
 }

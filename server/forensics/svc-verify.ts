@@ -57,7 +57,7 @@ export function svcVerify(args: readonly string[]): { exitCode: 0 | 1 | 2; stdou
     if (help) return { exitCode: 0, stdout: HELP, stderr: '' };
     const reports = verifyPath(path, trust);
     const verified = reports.every((report) => report.verified);
-    const stdout = json ? `${JSON.stringify(asObject(path, reports, verified))}\n` : asText(reports);
+    const stdout = json ? `${printable(JSON.stringify(asObject(path, reports, verified)))}\n` : asText(reports);
     return { exitCode: verified ? 0 : 1, stdout, stderr: '' };
   } catch (error) {
     const words = error instanceof UsageError ? error.message : `it failed: ${(error as Error).message}`;
@@ -242,7 +242,7 @@ function reportText(report: Found): string {
     if (value !== undefined) lines.push(`  ${label}: ${value}`);
   }
   for (const { target_id, detail, action, actor, at, reason } of report.policies ?? []) {
-    const why = reason === '' ? '' : `: ${reason}`;
+    const why = reason === '' ? '' : `: ${JSON.stringify(reason)}`;
     lines.push(
       `  policy ${target_id}: ${action.replace('policy.', '').replace('_', ' ')} by ${actor} at ${at} (${detail})${why}`,
     );
@@ -267,12 +267,15 @@ function headText({ chain_head: head, last_seq: last }: Report): string | undefi
   return `${head.seq} records${place}, at ${head.at}`;
 }
 
-/** Who approved a hold, in words. */
+/** Who approved a hold, in words. What people wrote is in quotes, so that it cannot pass for one more approval. */
 function approvalText({ hold, records, terms, approved_by, conditions, fault }: HoldApproval): string {
-  const what = `hold ${hold} (record ${records.join(', ')}${terms === '' ? '' : `; ${terms}`})`;
+  const quoted = (text: string) => JSON.stringify(text);
+  const what = `hold ${hold} (record ${records.join(', ')}${terms === '' ? '' : `; ${quoted(terms)}`})`;
   const by = [
-    ...approved_by.map(({ actor, at, reason }) => `approved by ${actor} at ${at}${reason ? `: ${reason}` : ''}`),
-    ...conditions.map(({ condition, by, at }) => `${condition} reported as met by ${by} at ${at}`),
+    ...approved_by.map(
+      ({ actor, at, reason }) => `approved by ${actor} at ${at}${reason ? `: ${quoted(reason)}` : ''}`,
+    ),
+    ...conditions.map(({ condition, by, at }) => `${quoted(condition)} reported as met by ${by} at ${at}`),
   ];
   return `${what}: ${[...(by.length > 0 ? by : ['no approval']), ...(fault === undefined ? [] : [`NOT SHOWN: ${fault}`])].join('; ')}`;
 }
@@ -292,6 +295,13 @@ function lossText({ seq, id, received_at, reason, accepted }: StatedLoss): strin
 /** One line without control and format characters, so that a hostile file cannot control the reader's terminal. */
 function plain(line: string): string {
   return line.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, '?');
+}
+
+/** JSON in which such characters are escaped, for the same reason. */
+function printable(json: string): string {
+  const escaped = (char: string) =>
+    Array.from({ length: char.length }, (_, n) => `\\u${char.charCodeAt(n).toString(16).padStart(4, '0')}`).join('');
+  return json.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, escaped);
 }
 
 // Not import.meta.main: if this Node version lacks it, the program would do nothing and exit with 0.

@@ -117,6 +117,18 @@ describe('a package exported by the API', () => {
     expect(verdicts(empty.bytes)).toMatchObject({ verified: true });
   });
 
+  test('is verified where there is nothing: of a tenant without records, and of a window to come', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    const none = await exported(person);
+    expect(none.manifest).toMatchObject({ record_count: 0, chain_intact: true, chain_head: { seq: 0 } });
+    expect(verdicts(none.bytes)).toMatchObject({ verified: true });
+    await ingest(tenant, some(3));
+    const to_come = await exported(person, { from: '2090-01-01T00:00:00.000Z', to: '2091-01-01T00:00:00.000Z' });
+    expect(to_come.manifest).toMatchObject({ record_count: 0, chain_intact: true, chain_head: { seq: 4 } });
+    expect(verdicts(to_come.bytes)).toMatchObject({ verified: true });
+  });
+
   test('is verified after a rotation of the signing key, with checkpoints by the retired one', async () => {
     const tenant = await server.tenant();
     const person = await tenant.person('viewer');
@@ -400,7 +412,87 @@ describe('who approved', () => {
     const still = await exported(person);
     expect(verdicts(still.bytes).report.approvals[0].approved_by).toHaveLength(2);
     await hide('escrow.created');
-    expect(verdicts((await exported(person)).bytes).report.reason).toContain('its opening is not in the package');
+    const hidden = verdicts((await exported(person)).bytes).report;
+    expect(hidden.approvals[0].fault).toBe('its opening is not in the package');
+    expect(hidden.reason).toContain('the audit log does not verify');
+  });
+
+  test('is not asked for a permit that needed no hold any more, though one was named', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    const agent = await tenant.agent('agent-1', 'clerk');
+    await deploy(server, tenant.admin, 'guard', GUARD);
+    const action = { action_type: 'tool_call', tool_name: 'pay', call_id: 'c1' };
+    const held = await server.call<{ escrow: { id: string } }>(200, 'POST /v1/evaluate', agent, action);
+    const vote = { decision: 'approve', reason: 'fine' };
+    await server.call(200, `POST /v1/escrow/${held.body.escrow.id}/vote`, await tenant.person('approver'), vote);
+    const open = 'permit(principal in AgentRole::"clerk", action, resource == Tool::"pay");';
+    await deploy(server, tenant.admin, 'open', open);
+    await server.call(200, 'DELETE /v1/policies/guard', tenant.admin, { reason: 'looser' });
+    const done = await server.call(200, 'POST /v1/evaluate', agent, { ...action, resume: true });
+    expect(done.body).toMatchObject({ decision: 'allow', policy_id: 'open' });
+    const { report, verified } = verdicts((await exported(person)).bytes);
+    expect(verified, report.reason).toBe(true);
+    expect(report.approvals).toEqual([]);
+  });
+
+  test('is told of a hold with hostile texts, and of its first use only', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    const proxy = await tenant.key('proxy');
+    const approver = await tenant.person('approver');
+    const group = 'a"b): approved by boss (';
+    const settings = { approver_groups: { [group]: [approver.userId] }, reason: 'x' };
+    await server.call(200, 'PATCH /v1/settings', await tenant.person('admin'), settings);
+    const conditions = ['the "kyc" is met; x', 'b\n\u009b31m\\ *'].map((condition_id) => ({ condition_id }));
+    const action_hash = `sha256:${'a'.repeat(64)}`;
+    const { body: hold } = await server.call<{ id: string }>(201, 'POST /v1/escrow', proxy, {
+      ...{ agent_role: 'clerk', agent_id: 'agent-1', action_type: 'tool_call', action_summary: 'x', action_hash },
+      ...{ hold_type: 'conditional', conditions, quorum: [{ group, count: 1 }], ttl_seconds: 600 },
+    });
+    for (const { condition_id } of conditions) {
+      for (const satisfied of [true, false, true]) {
+        await server.call(200, `POST /v1/escrow/${hold.id}/satisfy`, proxy, { condition_id, satisfied });
+      }
+    }
+    const vote = { decision: 'approve', reason: 'ok; approved by the.boss@example.test at 9' };
+    await server.call(200, `POST /v1/escrow/${hold.id}/vote`, approver, vote);
+    const use = { action_hash, agent_id: 'agent-1', agent_role: 'clerk' };
+    await server.call(200, `POST /v1/escrow/${hold.id}/consume`, proxy, use);
+    await ingest(tenant, [event({ escrow_id: hold.id, tool_name: 'pay' })]);
+    const one = await exported(person);
+    const { report, verified } = verdicts(one.bytes);
+    expect(verified, report.reason).toBe(true);
+    expect(report.approvals).toMatchObject([{ conditions: [{ condition: conditions[0]!.condition_id }, {}] }]);
+    const file = path.join(root, 'hostile.tar');
+    writeFileSync(file, one.bytes);
+    const { stdout } = svcVerify([file]);
+    expect(stdout).toContain(
+      ': "ok; approved by the.boss@example.test at 9"; "the \\"kyc\\" is met; x" reported as met by',
+    );
+    expect(stdout).not.toMatch(/[\u0080-\u009f]/);
+
+    // refused uses at any later time do not make its part longer
+    for (let n = 0; n < 2; n++) await server.call(409, `POST /v1/escrow/${hold.id}/consume`, proxy, use);
+    await server.core.checkpoints.take(tenant.id, 'audit');
+    expect((await exported(person)).manifest.audit_record_count).toBe(one.manifest.audit_record_count);
+    // and a proxy that says so cannot use a release twice
+    await ingest(tenant, [event({ escrow_id: hold.id, tool_name: 'pay' })]);
+    const twice = verdicts((await exported(person)).bytes);
+    expect(twice.report.reason).toContain('it was used once, and 2 records say that it permitted them');
+  });
+
+  test('is not hidden, where a policy came into force, by a column of the audit log', async () => {
+    const { tenant, person } = await used();
+    expect(verdicts((await exported(person)).bytes)).toMatchObject({ verified: true });
+    await sql(
+      server,
+      `update audit_record set action = 'policy.commented' where tenant_id = $1 and action = 'policy.approved'`,
+      [tenant.id],
+    );
+    const { report } = verdicts((await exported(person)).bytes);
+    expect(report).toMatchObject({ verified: false, authentic: true, policies: [] });
+    expect(report.reason).toContain('the audit log does not verify, so parts of it may be missing');
   });
 
   test('is not shown by votes that are altered, or cut out, in the audit log', async () => {

@@ -5,13 +5,14 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import fc from 'fast-check';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { chainHash, ZERO_HASH } from '../../server/chain/record.ts';
+import { signHead } from '../../server/chain/note.ts';
+import { chainHash, genesisLine, ZERO_HASH } from '../../server/chain/record.ts';
 import { fileSums, type Manifest, splitNotes, sumLists } from '../../server/forensics/archive.ts';
 import { checkPackage } from '../../server/forensics/check-package.ts';
 import { canonicalJson } from '../../server/lib/canonical-json.ts';
 import { keyFingerprint, sha256Tag } from '../../server/lib/crypto.ts';
 import { ArchiveError, readTar, writeTar } from '../../server/lib/tar.ts';
-import { vectorKey } from '../vectors/chain/samples.ts';
+import { ordinaryEvent, storedChain, vectorKey } from '../vectors/chain/samples.ts';
 import {
   bundle,
   chain,
@@ -23,6 +24,7 @@ import {
   goldenSession,
   makePackage,
   note,
+  TENANT,
   windowOf,
 } from '../vectors/package/generate.ts';
 
@@ -56,7 +58,7 @@ describe('a package', () => {
     const fingerprint = keyFingerprint(retired.publicKey);
     const parts = (seq: number, generation = 0) => ({
       checkpoints: [note(rows[3]!, retired), note(rows[7]!)],
-      former: { [fingerprint]: { seq, generation, bundles: 1 } },
+      former: { [fingerprint]: { seq, generation, bundles: 1, audit: { seq: 0, generation: 0 } } },
     });
     const made = await makePackage(rows, parts(4));
     expect(made.manifest.former_keys).toEqual(parts(4).former);
@@ -241,7 +243,13 @@ describe('a package', () => {
       checkpoint_seq: 4,
     });
     expect(manifest.head_hash).toBe(manifest.prev_hash_before_first);
-    expect((await makePackage([])).manifest).toMatchObject({ record_count: 0, chain_intact: false });
+    const unsigned = { chain_head: { seq: 3, hash: 'ab'.repeat(32), at: '2026-02-01T08:00:00.000Z' } };
+    expect((await makePackage([], unsigned)).manifest).toMatchObject({ record_count: 0, chain_intact: false });
+    // of a tenant without records there is nothing to sign
+    const none = await makePackage([]);
+    expect(none.manifest).toMatchObject({ record_count: 0, chain_intact: true, checkpoint_seq: null });
+    expect(checkPackage(none.bytes)).toMatchObject({ verified: true });
+    expect(bash(unpack(none.bytes), 'check.sh')).toMatchObject({ status: 0 });
   });
 
   test('is not made from records that change between its two reads', async () => {
@@ -536,6 +544,222 @@ describe.skipIf(skipped !== '')(`an auditor without this software${skipped}`, ()
     expect(resigned('checkpoints.txt', generation.replace('generation 12\n', ''))).toMatch(/^MISMATCH check/);
     expect(resigned('lead.txt', text('lead.txt').split('\n').slice(0, 1).join('\n'))).toMatch(/^MISMATCH/);
     expect(readdirSync(directory)).not.toContain('hacked');
+  });
+
+  /** Anything that the signer of a package could make of it. */
+  function resigned(from: Uint8Array, change: (files: Map<string, Uint8Array>, manifest: Manifest) => void): Buffer {
+    const files = readTar(from);
+    const manifest = JSON.parse(Buffer.from(files.get('manifest.json')!).toString()) as Manifest;
+    for (const name of ['manifest.json', 'manifest.json.sig', 'SHA256SUMS', 'B3SUMS']) files.delete(name);
+    change(files, manifest);
+    manifest.files = Object.fromEntries([...files].map(([name, content]) => [name, fileSums(content)]));
+    for (const [name, list] of Object.entries(sumLists(manifest.files))) {
+      files.set(name, Buffer.from(list));
+      manifest.files[name] = fileSums(Buffer.from(list));
+    }
+    const signed = Buffer.from(canonicalJson(manifest));
+    files.set('manifest.json', signed).set('manifest.json.sig', sign(null, signed, vectorKey(1).privateKey));
+    return writeTar(files);
+  }
+
+  /** What check.sh says of a package, which is what svc-verify says. */
+  function said(of: Uint8Array, name: string): { verified: boolean; output: string } {
+    const { status, output } = bash(unpack(of), 'check.sh', FINGERPRINT);
+    const report = checkPackage(of, { fingerprint: FINGERPRINT });
+    expect(report.verified, `${name}: check.sh says ${output}and svc-verify ${report.reason ?? 'VERIFIED'}`).toBe(
+      status === 0,
+    );
+    return { verified: report.verified, output };
+  }
+
+  const terms = 'multi_party, 2 approvals';
+  const opened = (detail = terms) => ({ action: 'escrow.created', detail });
+  const vote = (actor_id: string, detail = 'approve') => ({ action: 'escrow.vote_cast', actor_id, detail });
+  const report = (detail: string) => ({ action: 'escrow.condition_reported', detail });
+  const [released, used, cancelled] = ['released', 'consumed', 'cancelled'].map((what) => ({
+    action: `escrow.${what}`,
+  }));
+
+  /** A package of records that a hold permitted, with a part of the audit log that tells these of it, one by one. */
+  async function held(
+    told: readonly object[],
+    { records = 1, key = vectorKey(1), limit = undefined as number | undefined } = {},
+  ) {
+    const event = { ...ordinaryEvent(0), decision: 'allow' as const, escrow_id: 'esc_1' };
+    const all = storedChain(
+      TENANT,
+      FINGERPRINT,
+      Array.from({ length: records }, () => event),
+    );
+    const at = '2026-01-01T00:00:00.000Z';
+    let hash: Buffer = Buffer.alloc(32);
+    const lines = [
+      genesisLine(TENANT, 'audit', at, FINGERPRINT),
+      ...told.map((entry, n) =>
+        canonicalJson({
+          ...{
+            v: 1,
+            alg: 'BLAKE3',
+            event_type: 'audit',
+            id: `aud_${n}`,
+            received_at: at,
+            seq: n + 2,
+            tenant_id: TENANT,
+          },
+          ...{ actor_id: 'system', target_id: 'esc_1', target_type: 'escrow', ...entry },
+        }),
+      ),
+    ].map((line) => {
+      hash = chainHash(hash, line);
+      return { line, hash: hash.toString('hex') };
+    });
+    const origin = `control.example/${TENANT}/audit`;
+    const head = { origin, seq: lines.length, hash: hash.toString('hex') };
+    const segments = [
+      {
+        prev_hash: ZERO_HASH,
+        records: async function* () {
+          yield* lines;
+        },
+      },
+    ];
+    const checkpoints = [signHead(head, key.privateKey, key.publicKey)];
+    const upTo = limit === undefined ? undefined : { seq: limit, generation: 0 };
+    return makePackage(all, {
+      checkpoints: [note(all.at(-1)!)],
+      audit: async () => ({ segments, checkpoints }),
+      former: upTo && { [keyFingerprint(key.publicKey)]: { seq: 0, generation: 0, bundles: 9, audit: upTo } },
+    });
+  }
+
+  test('reads who approved as svc-verify does, whatever the log tells', async () => {
+    const good = [opened(), vote('a'), vote('b'), released!, used!];
+    const conditional = opened('conditional, 0 approvals, 2 conditions, 1 of a"b');
+    const [one, other] = ['the "kyc" is met; x', 'b\n\u001b[31m\\ *'];
+    for (const [name, verified, told] of [
+      ['votes', true, good],
+      ['refused uses afterwards', true, [...good, { action: 'escrow.use_refused' }, cancelled!]],
+      [
+        'conditions with hostile names',
+        true,
+        [
+          conditional,
+          report(`${one} is met`),
+          report(`${other} is not met`),
+          report(`${other} is met`),
+          released!,
+          used!,
+        ],
+      ],
+      [
+        'a condition that was withdrawn',
+        false,
+        [
+          conditional,
+          report(`${one} is met`),
+          report(`${other} is met`),
+          report(`${one} is not met`),
+          released!,
+          used!,
+        ],
+      ],
+      ['time', true, [opened('time_delayed, 1 approval, after 300 seconds, 1 of x'), released!, used!]],
+      ['an early approval', true, [opened('time_delayed, 1 approval, after 900 seconds'), vote('a'), released!, used!]],
+      ['less than its time', false, [opened('time_delayed, 0 approvals, after 301 seconds'), released!, used!]],
+      ['no time', false, [opened('time_delayed, 0 approvals'), released!, used!]],
+      ['a person twice', false, [opened(), vote('a'), vote('a'), released!, used!]],
+      ['a vote before the opening', false, [vote('a'), opened(), vote('b'), released!, used!]],
+      ['a vote after the release', false, [opened(), vote('a'), released!, vote('b'), used!]],
+      ['an opening with other terms', false, [opened(), vote('a'), opened('single, 1 approval'), released!, used!]],
+      ['a release before the opening', false, [released!, ...good.slice(0, 3), used!]],
+      ['a use before the release', false, [opened(), vote('a'), vote('b'), used!, released!]],
+      ['a hold that had ended', false, [opened(), vote('a'), vote('b'), released!, cancelled!, used!]],
+      ['no use', false, good.slice(0, 4)],
+      ['terms that are none', false, [opened('many'), released!, used!]],
+    ] as const) {
+      expect(said((await held(told)).bytes, name).verified, name).toBe(verified);
+    }
+    // a release permits once
+    expect(said((await held(good, { records: 2 })).bytes, 'two records').output).toContain('permitted 2 records');
+    // before a move the log was signed by others, up to there
+    const key = vectorKey(2);
+    expect(said((await held(good, { key, limit: 6 })).bytes, 'moved').verified).toBe(true);
+    const moved = (await held(good, { key, limit: 6 })).bytes;
+    const later = resigned(moved, (_, { former_keys }) => {
+      for (const { audit } of Object.values(former_keys!)) Object.assign(audit, { seq: 5 });
+    });
+    expect(said(later, 'signed after the move').output).toContain('does not count for it');
+    for (const change of ['\n{', '{}\n', `${'0'.repeat(64)}\n`]) {
+      const odd = resigned((await held(good)).bytes, (files) => {
+        files.set('audit.txt', Buffer.concat([files.get('audit.txt')!, Buffer.from(change)]));
+      });
+      expect(said(odd, `more in the log: ${change}`).verified).toBe(false);
+    }
+  });
+
+  test('refuses with svc-verify what a signer makes of a package', async () => {
+    const all = chain(8);
+    const window = windowOf(all.slice(2, 6), all[6]);
+    const parts = { before: [all[1]!, all[0]!], lead: all.slice(6), checkpoints: [note(all[7]!)], span: window };
+    const { bytes: sound } = await makePackage(all.slice(2, 6), parts);
+    expect(said(sound, 'sound').verified).toBe(true);
+    const add = (files: Map<string, Uint8Array>, name: string, text: string) =>
+      void files.set(name, Buffer.concat([files.get(name) ?? Buffer.alloc(0), Buffer.from(text)]));
+    const alone = [storedChain(TENANT, FINGERPRINT, [])[0]!];
+    for (const [name, change] of Object.entries<(files: Map<string, Uint8Array>, manifest: Manifest) => void>({
+      'a checkpoint of a later record': (files) => add(files, 'checkpoints.txt', `\n${note({ ...all[7]!, seq: 9 })}`),
+      'two checkpoints of a record': (files) =>
+        void files.set(
+          'checkpoints.txt',
+          Buffer.from(`${note({ ...all[7]!, hash: Buffer.alloc(32) })}\n${note(all[7]!)}`),
+        ),
+      'a checkpoint that names no hash': (files) =>
+        add(files, 'checkpoints.txt', `\n${note({ ...all[5]!, hash: Buffer.alloc(3) })}`),
+      'another hash before the first record': (files) =>
+        add(files, 'checkpoints.txt', `\n${note({ ...all[0]!, hash: Buffer.alloc(32) })}`),
+      'a line without its end': (files) => add(files, 'lead.txt', 'more'),
+      'zeros in a record': (files) =>
+        void files.set(
+          'records.txt',
+          Buffer.from(Buffer.from(files.get('records.txt')!).toString().replace('{', '{\0')),
+        ),
+      'one more file': (files) => add(files, 'more.txt', 'x\n'),
+      'a missing file': (files) => void files.delete('audit.txt'),
+      'another first record': (_, manifest) => Object.assign(manifest, { first_seq: 2 }),
+      'another last record': (_, manifest) => Object.assign(manifest, { last_seq: 7 }),
+      'another head': (_, { chain_head }) => Object.assign(chain_head, { hash: 'ab'.repeat(32) }),
+      'a head within the range': (_, { chain_head }) =>
+        Object.assign(chain_head, { seq: 5, hash: all[4]!.hash.toString('hex') }),
+      'a later window': (_, manifest) =>
+        Object.assign(manifest, { from: new Date(Date.parse(manifest.from!) + 1).toISOString() }),
+      'a longer window': (_, manifest) =>
+        Object.assign(manifest, { to: new Date(Date.parse(manifest.to!) + 1).toISOString() }),
+      'an earlier window': (_, manifest) =>
+        Object.assign(manifest, { from: new Date(Date.parse(manifest.from!) - 7).toISOString() }),
+      'a session': (_, manifest) => Object.assign(manifest, { session_id: 'x' }),
+      'a fault': (_, manifest) => Object.assign(manifest, { fault: { seq: 3, reason: 'x' } }),
+      'altered checkpoints': (_, manifest) => Object.assign(manifest, { altered_checkpoints: [3] }),
+    })) {
+      expect(said(resigned(sound, change), name).verified, name).toBe(false);
+    }
+    // a chain that claims to begin in its middle
+    const cut = { ...alone[0]!, line: all[4]!.line, seq: 5 };
+    const begun = { ...cut, hash: chainHash(Buffer.alloc(32), cut.line) };
+    const { bytes: headless } = await makePackage([begun], { checkpoints: [note(begun)] });
+    const claimed = resigned(headless, (_, manifest) =>
+      Object.assign(manifest, { chain_intact: true, checkpoint_seq: 5 }),
+    );
+    expect(said(claimed, 'begun in its middle').verified).toBe(false);
+    // the exporter is no manifest, and a name does not control the terminal
+    const exporter = { record_count: '4', head_hash: 'ab'.repeat(32) };
+    const posing = resigned(sound, (_, manifest) => Object.assign(manifest, { exporter }));
+    expect(bash(unpack(posing), 'check.sh').output).toContain('head_hash stands there twice');
+    const directory = unpack(sound);
+    writeFileSync(join(directory, 'x\u001b[31m'), 'x');
+    expect(bash(directory, 'check.sh').output).toBe('MISMATCH x?[31m: not the file that the manifest lists\n');
+    // a script of a forger is not run unread
+    const script = resigned(sound, (files) => void files.set('check.sh', Buffer.from('echo ok\n')));
+    expect(checkPackage(script).notes).toContain('Its check.sh is not the one known here: read it before you run it.');
   });
 
   test('checks a session, an empty window and rewritten records with check.sh', async () => {

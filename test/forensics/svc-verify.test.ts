@@ -189,9 +189,13 @@ describe('a package of a chain with an accepted loss', () => {
   });
 
   test('cannot control the terminal through its text', async () => {
-    const all = chainWithLoss({ reason: 'a\u001b[31m\nVERIFIED' });
+    const reason = 'a\u001b[31m\nVERIFIED \u009b31m\u202e\u{e0041}';
+    const all = chainWithLoss({ reason });
     const file = stored((await makePackage(all, { checkpoints: [note(all[4]!, undefined, 1)] })).bytes);
-    expect(svcVerify([file]).stdout).toContain('Reason: a?[31m?VERIFIED\n');
+    expect(svcVerify([file]).stdout).toContain('Reason: a?[31m?VERIFIED ?31m??\n');
+    const json = svcVerify([file, '--json']).stdout;
+    expect(json).toMatch(/^[\x20-\x7e]+\n$/);
+    expect(JSON.parse(json).losses[0].reason).toBe(reason);
   });
 
   test('lists none if there is none', () => {
