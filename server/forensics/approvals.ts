@@ -202,7 +202,7 @@ export function approvalsOf({ executed }: AuditNames, lines: readonly AuditLine[
         releasedAt = at;
         state = 'released';
       } else if (action === 'escrow.consumed' && state === 'released') state = 'used';
-      else if (ENDS.includes(action) && state !== 'used') state = 'ended';
+      else if (ENDS.includes(action) && (state === 'open' || state === 'released')) state = 'ended';
     }
     const [, type, approvals, conditions = '0', delay] = TERMS.exec(terms) ?? [];
     const waited = (Date.parse(releasedAt) - Date.parse(openedAt)) / 1000 + CLOCKS_APART;
@@ -244,7 +244,7 @@ const TERMS = /^(\w+), (\d{1,6}) approvals?(?:, (\d{1,6}) conditions?)?(?:, afte
 /** Seconds by which a delay may look shorter, because the clocks of the database and of the processes differ. */
 const CLOCKS_APART = 300;
 
-/** The lines that say how a version of a policy came into force: who approved it, rolled back to it, or broke the glass. */
+/** The lines that say how a version of a policy came into force: who wrote it, approved it, rolled back to it, or broke the glass. */
 export function policyLines({ policies }: AuditNames, lines: readonly AuditLine[]): AuditLine[] {
   return lines.filter(
     ({ target_type, target_id, action, detail }) =>
@@ -254,8 +254,10 @@ export function policyLines({ policies }: AuditNames, lines: readonly AuditLine[
   );
 }
 
-/** What decides on a version of a policy. */
+/** What makes a version of a policy, which may put it into force, and what decides on it. */
 export const POLICY_ACTIONS: readonly string[] = [
+  'policy.created',
+  'policy.updated',
   'policy.submitted',
   'policy.approved',
   'policy.rejected',

@@ -267,6 +267,7 @@ while IFS= read -r line; do
     unopened:escrow.created) terms[$hold]=$detail opened[$hold]=$(received "$text") state[$hold]=open ;;
     open:escrow.vote_cast)
       who=$(part "$text" actor_id)
+      who=@{who//[^!-~]/_}
       if [ "$detail" = approve ]; then
         case " @{voters[$hold]-}" in *" $who "*) ;; *) voters[$hold]="@{voters[$hold]-}$who " ;; esac
       fi
@@ -279,7 +280,7 @@ while IFS= read -r line; do
       ;;
     open:escrow.released) released[$hold]=$(received "$text") state[$hold]=released ;;
     released:escrow.consumed) state[$hold]=used ;;
-    used:*) ;;
+    unopened:* | used:*) ;;
     *:escrow.consumed | *:escrow.rejected | *:escrow.expired | *:escrow.cancelled) state[$hold]=ended ;;
   esac
 done < audit.txt
@@ -297,14 +298,15 @@ for hold in "@{!permits[@]}"; do
   if [ "@{BASH_REMATCH[1]}" = time_delayed ] && { [ "$approvals" -eq 0 ] || [ "@{#people[@]}" -lt "$approvals" ]; }; then
     # released by time, with five minutes for clocks that differ
     waited=$(($(date -d "@{released[$hold]}" +%s) - $(date -d "@{opened[$hold]}" +%s) + 300)) || waited=0
-    [[ -n $delay && @{opened[$hold]} != '~' && @{released[$hold]} != '~' && $waited -ge $delay ]] || fail "audit.txt: hold $hold: released before its time"
+    { [[ -n $delay && @{opened[$hold]} != '~' && @{released[$hold]} != '~' ]] && [ "$waited" -ge "$delay" ]; } || fail "audit.txt: hold $hold: released before its time"
     approvals=0
   fi
   rest=@{met[$hold]-}
   rest=@{rest//[^$'\n']/}
   { [ "@{#people[@]}" -ge "$approvals" ] && { [ "$conditions" = 0 ] || [ "@{#rest}" -gt "$conditions" ]; }; } ||
     fail "audit.txt: hold $hold: its terms were not met"
-  say "hold $hold (@{terms[$hold]}): approved by @{people[*]:-nobody}"
+  # the terms are last, since names of groups in them are others' text
+  say "hold $hold: approved by @{people[*]:-nobody}; its terms: @{terms[$hold]}"
 done
 echo "$ok"
 if [ "$checkpoint" = 0 ]; then echo 'the chain had no record'; else echo "tied to the signed checkpoint of record $checkpoint"; fi
@@ -317,9 +319,8 @@ This package holds a range of a tenant's decision records as they were stored, a
 in it was changed, added or left out since it was signed. You need openssl, b3sum, bash 4 and the coreutils, nothing
 from the maker of the package.
 
-This text and check.sh come with the package, and a forger would write his own: one that always says ok. So run the
-check.sh of a package that you trust or of the maker's published source, after comparing it with the one here, or read
-it first; it is short. svc-verify says when it is not the one that it knows.
+This text and check.sh come with the package, and a forger would write his own: one that always says ok. Before you run
+it, compare check.sh with that of a package that you trust or of the maker's published source, or read it: it is short.
 
 ## At once
 
@@ -373,8 +374,9 @@ Of the first note (2 * k - 1 and 2 * k give note k; an empty line divides text a
 
 One of the keys must verify it: after a rotation that is a retired one for older notes. A key whose fingerprint is in
 former_keys of manifest.json is of an installation that the tenant came from: it counts for notes up to record "seq"
-and, in a line "generation", up to "generation" accepted losses. The last command finds the record. The note whose third line is checkpoint_seq must be there, and name the last record of lead.txt, or of
-records.txt where lead.txt is empty.
+and, in a line "generation", up to "generation" accepted losses; for the notes of the audit log both are in "audit". The
+last command finds the record. The note whose third line is checkpoint_seq must be there, and name the last record of
+lead.txt, or of records.txt where lead.txt is empty.
 
 Who approved. audit.txt holds parts of the audit log. A part begins with a line that is only a hash, and the loop above,
 begun with it, leads through the part to a record whose hash is stated by a note in audit-checkpoints.txt. For each hold
