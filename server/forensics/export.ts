@@ -69,7 +69,7 @@ const AT_ONCE = 2;
 const PAGE_BYTES = 256 * 1024;
 const PAGE_ROWS = 500;
 /** Maximum number of audit records in a package about decisions. A part that is longer on its own is left out: no time is short enough. */
-const MAX_AUDIT = 200_000;
+const MAX_AUDIT = 100_000;
 
 /** Altered checkpoints that are passed over to find the one at which a part of the audit log ends. */
 const MOST_ALTERED = 3;

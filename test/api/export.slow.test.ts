@@ -485,6 +485,44 @@ describe('who approved', () => {
     expect(twice.report.reason).toContain('it was used once, and 2 records say that it permitted them');
   });
 
+  test('is time where time releases, unless it had not passed', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    const proxy = await tenant.key('proxy');
+    const action_hash = `sha256:${'a'.repeat(64)}`;
+    const open = async () => {
+      const { body } = await server.call<{ id: string }>(201, 'POST /v1/escrow', proxy, {
+        ...{ agent_role: 'clerk', agent_id: 'agent-1', action_type: 'tool_call', action_summary: 'x', action_hash },
+        ...{ hold_type: 'time_delayed', release_after_seconds: 3600, ttl_seconds: 7200 },
+      });
+      return body.id;
+    };
+    const use = async (hold: string) => {
+      const action = { action_hash, agent_id: 'agent-1', agent_role: 'clerk' };
+      await server.call(200, `POST /v1/escrow/${hold}/consume`, proxy, action);
+      await ingest(tenant, [event({ escrow_id: hold, tool_name: 'pay' })]);
+      return verdicts((await exported(person)).bytes);
+    };
+    const patient = await open();
+    server.clock.advance(3600_000);
+    const { report, verified } = await use(patient);
+    expect(verified, report.reason).toBe(true);
+    expect(report.approvals).toMatchObject([
+      { terms: 'time_delayed, 0 approvals, after 3600 seconds', approved_by: [] },
+    ]);
+    // by who can write to the table of holds
+    const hurried = await open();
+    await sql(
+      server,
+      `update escrow_hold set machine_context = regexp_replace(machine_context::text, '"after": *\\d+', '"after": 1')::jsonb
+       where tenant_id = $1 and id = $2`,
+      [tenant.id, hurried],
+    );
+    const early = (await use(hurried)).report;
+    expect(early).toMatchObject({ verified: false, authentic: true });
+    expect(early.reason).toContain(`hold ${hurried}: it was released at`);
+  });
+
   test('is not hidden, where a policy came into force, by a column of the audit log', async () => {
     const { tenant, person } = await used();
     // enforced by being written
