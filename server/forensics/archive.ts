@@ -518,7 +518,8 @@ export class RangeCheck {
     if (this.#phase === 'lead') {
       this.#leadCount++;
       this.#afterLast ??= { line: Buffer.from(line), seq: this.#seq };
-      if ('session_id' in this.#span && this.#isOfSession(line)) this.#sessionInLead = true;
+      // what came after the stated head is no concern of this package
+      if (this.#seq <= this.#of.chain_head.seq && this.#isOfSession(line)) this.#sessionInLead = true;
       return;
     }
     this.#count++;
@@ -569,7 +570,7 @@ export class RangeCheck {
     }
     if (this.#before && !before(this.#before, from))
       return 'the record before the first one was received within the window';
-    // what came after the stated head is no concern of this package
+    // as above
     const next = this.#afterLast;
     if (next && next.seq <= this.#of.chain_head.seq && before(next.line, to)) {
       return 'the record after the last one was received within the window';

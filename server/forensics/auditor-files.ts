@@ -172,7 +172,7 @@ follow() {
     { [[ $text =~ $place ]] && [ "@{BASH_REMATCH[1]}" = "$seq" ] && [[ $text == *"\"tenant_id\":\"$tenant\""* ]]; } ||
       fail "$1: line $n: it is not record $seq of $tenant"
     [ "$seq" != "$head_seq" ] || [ "$hash" = "$head_hash" ] || fail "$1: line $n: chain_head states another hash"
-    [ -z "$session" ] || [ "$1" = records.txt ] || [[ $text != *"$session"* ]] ||
+    [ -z "$session" ] || [ "$1" = records.txt ] || [ "$seq" -gt "$head_seq" ] || [[ $text != *"$session"* ]] ||
       fail "$1: line $n: a record of the session outside the range"
   done < "$1"
 }

@@ -160,7 +160,7 @@ export class Evidence {
     const { first: start, last } =
       session === undefined
         ? await this.#window(tenantId, chain, window.from, window.to, { person: by.person })
-        : await this.#session(tenantId, session);
+        : await this.#session(tenantId, session, head.seq);
     // what came since is no part of it: it would not go together with the head that it states
     const end = Math.min(last, head.seq);
     const { notes, altered } = await this.#notes(tenantId, chain, start, end, head.seq);
@@ -657,20 +657,25 @@ export class Evidence {
     return { first, last };
   }
 
-  async #sessionBounds(tenantId: string, sessionId: string): Promise<{ first: number; last: number }> {
+  /** Of its records up to this one. */
+  async #sessionBounds(
+    tenantId: string,
+    sessionId: string,
+    upTo: number = Number.MAX_SAFE_INTEGER,
+  ): Promise<{ first: number; last: number }> {
     const [bounds] = await this.#db.query<{ first: number | null; last: number | null }>(
       tenantId,
       `select min(seq) as first, max(seq) as last from forensic_record
-       where tenant_id = $1 and session_h = $2 and strpos(line, $3) > 0`,
+       where tenant_id = $1 and session_h = $2 and strpos(line, $3) > 0 and seq <= $4`,
       // as canonical JSON writes it: this is exact, and a line that is no longer JSON does not fail the statement
-      [tenantId, idHash(sessionId), `"session_id":${JSON.stringify(sessionId)}`],
+      [tenantId, idHash(sessionId), `"session_id":${JSON.stringify(sessionId)}`, upTo],
     );
     if (!bounds?.first || !bounds.last) throw new AppError('NOT_FOUND', 'there is no such session');
     return { first: bounds.first, last: bounds.last };
   }
 
-  async #session(tenantId: string, sessionId: string): Promise<{ first: number; last: number }> {
-    const bounds = await this.#sessionBounds(tenantId, sessionId);
+  async #session(tenantId: string, sessionId: string, upTo: number): Promise<{ first: number; last: number }> {
+    const bounds = await this.#sessionBounds(tenantId, sessionId, upTo);
     const count = bounds.last - bounds.first + 1;
     if (count > MAX_PACKAGE_RECORDS) {
       throw new AppError(

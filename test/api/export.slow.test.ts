@@ -13,6 +13,7 @@ import { sha256Tag } from '../../server/lib/crypto.ts';
 import { readTar } from '../../server/lib/tar.ts';
 import { deploy, event, GUARD, sql } from '../helpers/api.ts';
 import { COLLIDING } from '../helpers/collisions.ts';
+import { untilBlocked } from '../helpers/locks.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 
 const server = useServer();
@@ -177,6 +178,29 @@ describe('a package exported by the API', () => {
       expect(problem.errors[0]?.pointer).toBe('/sequence_id');
       const query = new URLSearchParams({ sequence_id: 'case "7"', ...window });
       await server.call(400, `GET /v1/forensics/export/plan?${query}`, person);
+    }
+  });
+
+  test('of a session that goes on meanwhile is of what was there, and is verified', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    await ingest(tenant, some(2, { session_id: 'long' }));
+    await ingest(tenant, some(2));
+    // once it knows the head of the decisions, it waits for the audit log
+    const client = await server.core.db.connectOwner();
+    try {
+      await client.query('begin');
+      await client.query('lock table audit_record in access exclusive mode');
+      const made = exported(person, { sequence_id: 'long' });
+      await untilBlocked(server.core.db, 1);
+      await ingest(tenant, [...some(1), ...some(2, { session_id: 'long' })]);
+      await server.core.checkpoints.take(tenant.id, 'forensics');
+      await client.query('rollback');
+      const { manifest, bytes } = await made;
+      expect(manifest).toMatchObject({ first_seq: 2, last_seq: 3, chain_head: { seq: 5 }, checkpoint_seq: 8 });
+      expect(verdicts(bytes)).toMatchObject({ verified: true });
+    } finally {
+      await client.end();
     }
   });
 
