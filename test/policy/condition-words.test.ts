@@ -1,10 +1,16 @@
 import { readFileSync } from 'node:fs';
 import { policySetTextToParts, policyToJson } from '@cedar-policy/cedar-wasm/nodejs';
 import { expect, test } from 'vitest';
+import { compilePolicy, ENGINE_FAILED } from '../../server/policy/language/compile.ts';
 import { conditionWords } from '../../server/policy/language/condition-words.ts';
+import { tokens } from '../../server/policy/language/scan.ts';
+import { schemaFor } from '../../server/policy/language/schema.ts';
+import { summarize } from '../../server/policy/language/summary.ts';
 import { templatesOf } from '../../web/parts/policy-templates.ts';
 import { runs } from '../siege/rounds.ts';
 import { Cases } from './cases.ts';
+import { compare, newTally } from './differential.ts';
+import { host } from './support.ts';
 
 function words(condition: string): string | undefined {
   const answer = policyToJson(`permit(principal, action, resource) when { ${condition} };`);
@@ -239,3 +245,90 @@ function meaning(condition: string): string {
   };
   return JSON.stringify(formOf(answer.json.conditions[0]!.body));
 }
+
+test.each([
+  [
+    'context.list.getTag("named").contains(context.str.getTag("cc"))',
+    'the argument `named` contains the argument `cc`',
+  ],
+  ['resource.labels.contains(context.str.getTag("cc"))', 'the tool is labeled the argument `cc`'],
+  ['principal.labels.contains(context.session.str.getTag("f"))', 'the agent is labeled the fact `f` of the session'],
+  [
+    'context.session.list.getTag("named").contains(context.str.getTag("cc"))',
+    'the fact `named` of the session contains the argument `cc`',
+  ],
+  ['(if context has host then ["a"] else ["b"]).contains(context.str.getTag("cc"))', undefined],
+])('%s, a set that is no literal, is worded as %s', (condition, said) => {
+  expect(words(condition)).toBe(said);
+});
+
+test('what Cedar accepts is saved and worded, and decided as Cedar decides it', () => {
+  const cases = new Cases(20_261_128);
+  /** A read behind the check that strict validation asks for. */
+  const guarded = (reads: readonly [has: string, read: string][], then: (...reads: string[]) => string) =>
+    [...reads.map(([has]) => has), then(...reads.map(([, read]) => read))].filter((part) => part !== '').join(' && ');
+  const sets: readonly [string, string][] = [
+    ['principal has labels', 'principal.labels'],
+    ['resource has labels', 'resource.labels'],
+    ['context.list.hasTag("a")', 'context.list.getTag("a")'],
+    ['context.session.list.hasTag("f")', 'context.session.list.getTag("f")'],
+    ['context.str.hasTag("b")', '["x", context.str.getTag("b")]'],
+    ['', '["a", "b"]'],
+  ];
+  const texts: readonly [string, string][] = [
+    ['context.str.hasTag("a.b")', 'context.str.getTag("a.b")'],
+    ['context.session.str.hasTag("g")', 'context.session.str.getTag("g")'],
+    ['context has method', 'context.method'],
+    ['principal has owner', 'principal.owner'],
+    ['', 'context.session.id'],
+    ['', '"a"'],
+  ];
+  const condition = () =>
+    cases.pick([
+      () => cases.expression('bool', 1 + cases.int(3)),
+      () => guarded([cases.pick(sets), cases.pick(texts)], (set, text) => `${set}.contains(${text})`),
+      () =>
+        guarded(
+          [cases.pick(sets), cases.pick(sets)],
+          (one, other) => `${one}.${cases.pick(['containsAll', 'containsAny'])}(${other})`,
+        ),
+      () => guarded([cases.pick(sets)], (set) => `!(${set}.isEmpty())`),
+    ])();
+  const schema = schemaFor();
+  const facts = '@fact("f = answer.f from t; g = answer.g from t")';
+  const accepted: string[] = [];
+  for (let n = 0; n < runs(20_000, 250); n++) {
+    const clauses = Array.from(
+      { length: 1 + cases.int(2) },
+      () => `${cases.pick(['when', 'unless'])} { ${condition()} }`,
+    );
+    const statement = `permit(principal, action, resource) ${clauses.join(' ')};`;
+    const answer = host.call('validate', { schema, policies: { staticPolicies: statement } });
+    if (answer.type !== 'success' || answer.validationErrors.length > 0 || answer.validationWarnings.length > 0)
+      continue;
+    const parsed = policyToJson(statement);
+    if (parsed.type !== 'success') throw new Error('it does not parse');
+    // without the net below them
+    for (const { body } of parsed.json.conditions) conditionWords(body);
+    const { errors } = compilePolicy(host, 'p', `${facts} ${statement}`, schema);
+    expect(
+      errors.map(({ message }) => message),
+      statement,
+    ).not.toContain(ENGINE_FAILED);
+    // names and literals that only we refuse
+    if (errors.length > 0) continue;
+    accepted.push(statement);
+  }
+  expect(accepted.length).toBeGreaterThan(80);
+  const tally = newTally();
+  compare(host, cases, accepted.slice(0, 400), tally, { seed: 0, requests: 10 });
+  expect(tally.differences.slice(0, 3)).toEqual([]);
+});
+
+test('a rule whose words fail is told as it is written', () => {
+  const source = 'permit(principal, action, resource) when { true };';
+  const answer = policyToJson(source);
+  if (answer.type !== 'success') throw new Error('it does not parse');
+  const broken = { ...answer.json, conditions: [{ kind: 'when' as const, body: { contains: null } as never }] };
+  expect(summarize(broken, {}, tokens(source), source).said).toEqual(['when true']);
+});

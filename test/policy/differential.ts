@@ -74,6 +74,8 @@ export function compare(
     let mapped: ReturnType<typeof mapRequest>;
     try {
       mapped = mapRequest(request, ACTIONS, attributes);
+      // read as if a rule read them
+      void mapped.args.values;
     } catch (error) {
       if (!(error instanceof RequestError)) throw error;
       tally.refused++;

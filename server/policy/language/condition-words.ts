@@ -217,9 +217,11 @@ function containing(op: string, value: unknown): string | undefined {
     const some = set(left);
     const one = term(right);
     if (!one) return undefined;
-    // if neither is a literal, nothing would tell their kind
-    const isKnown = tagKind(right) === undefined || (only(left)[1] as Expr[]).some((of) => tagKind(of) === undefined);
-    if (some) return isKnown ? `${one} is one of ${some.join(', ')}` : undefined;
+    if (some) {
+      // if neither is a literal, nothing would tell their kind
+      const isKnown = tagKind(right) === undefined || (only(left)[1] as Expr[]).some((of) => tagKind(of) === undefined);
+      return isKnown ? `${one} is one of ${some.join(', ')}` : undefined;
+    }
     const all = term(left);
     return whose ? `${whose} is labeled ${one}` : all && `${all} contains ${one}`;
   }

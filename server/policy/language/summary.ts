@@ -36,7 +36,7 @@ export function summarize(
 
   const said = conditions.map((clause, n) => {
     const { kind: word, body } = est.conditions[n]!;
-    const words = conditionWords(body);
+    const words = wordsOf(body);
     return words === undefined ? clause : `${word} ${words}`;
   });
   const what = `${who}: ${actions} with ${tools}${said.map((clause) => `, ${clause}`).join('')}`;
@@ -45,6 +45,15 @@ export function summarize(
     annotations.reason === undefined ? '' : ` Reason: ${visible(annotations.reason.replace(/\s+/g, ' ').trim())}`;
   const bound = obligations.length > 0 ? ` Then: ${obligations.join('; ')}.` : '';
   return { kind, who, actions, tools, conditions, said, obligations, text: `${lead} ${what}.${bound}${because}` };
+}
+
+/** The words are a help for readers, so a fault in them must not keep a valid text from being saved: the Cedar text stands. */
+function wordsOf(body: unknown): string | undefined {
+  try {
+    return conditionWords(body);
+  } catch {
+    return undefined;
+  }
 }
 
 type Scope = PolicyJson['principal'] | PolicyJson['resource'];
@@ -120,6 +129,7 @@ function joined(body: Token[], source: string): string {
 function obligationWords(annotations: Annotations): string[] {
   const words: string[] = [];
   const { escrow, fact = [], rate, budget, mask, notify } = annotations;
+  if (annotations.null !== undefined) words.push('an argument that is null counts as absent');
   if (rate) words.push(`at most ${rate.limit} per ${windowWords(rate)}`);
   if (budget) {
     const { amount, currency, of } = budget;
