@@ -24,7 +24,7 @@ import { type Log, RequestLog } from '../lib/log.ts';
 import type { RedisLink } from '../lib/redis.ts';
 import { apiHeaders } from '../lib/security-headers.ts';
 import { beginEarly, contextOf, PUBLIC_BODY_BYTES } from '../rpc/early.ts';
-import { jsonReader } from '../rpc/json-body.ts';
+import { expectAction, jsonReader } from '../rpc/json-body.ts';
 import type { Begin } from '../rpc/plain.ts';
 import { type Meta, toAppError } from '../rpc/procedure.ts';
 import { logRefusal, refusedWith } from '../rpc/refusals.ts';
@@ -183,6 +183,7 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
           const isBatch = (req.query as { batch?: string }).batch === '1';
           // every call of a batch counts against the limit of its route; a longer one is refused
           const calls = (isBatch ? path.split(',').slice(0, MOST_CALLS) : [path]).map(metaOf);
+          if (calls.some((meta) => meta?.access?.agent)) expectAction(req);
           const context = beginEarly(req, () => begin(req, res, ...calls.map((meta) => meta ?? {})));
           const principal = await context.then(
             (begun) => begun.principal,

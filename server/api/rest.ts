@@ -4,6 +4,7 @@ import type { z } from 'zod';
 import { AppError } from '../errors.ts';
 import { jsonAnswer } from '../lib/json-answer.ts';
 import { beginEarly, contextOf, PUBLIC_BODY_BYTES } from '../rpc/early.ts';
+import { expectAction } from '../rpc/json-body.ts';
 import type { Begin } from '../rpc/plain.ts';
 import { assertAccess, directly, type Meta, toAppError } from '../rpc/procedure.ts';
 
@@ -93,6 +94,7 @@ export function mountRest(app: FastifyInstance, router: AnyRouter, begin: Begin)
       ...(meta.bodyBytes && { bodyLimit: meta.bodyBytes }),
       ...(meta.access?.public && { bodyLimit: PUBLIC_BODY_BYTES }),
       onRequest: async (request, reply) => {
+        if (meta.access?.agent) expectAction(request);
         const { principal } = await beginEarly(request, () => begin(request, reply, meta));
         if (meta.access) assertAccess(meta.access, principal);
       },

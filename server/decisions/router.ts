@@ -37,33 +37,33 @@ export const EvaluateIn = z
     action_type: text(64),
     tool_name: text(200),
     tool_pin: toolPin
-      .optional()
+      .nullish()
       .describe(
         'the definition of the tool that the agent saw; without it, the one that was seen last decides, and what the tool registry holds is released for that one alone',
       ),
-    tool_server: text(200).optional(),
-    method: httpMethod(32).optional(),
-    resource: text(2000).optional().describe('a URL or a path'),
-    arguments: z.record(z.string(), z.unknown()).optional(),
-    session_id: text(200).optional(),
-    action_summary: text(500).optional(),
-    estimated_value: z.number().min(0).max(1e14).optional(),
-    value_currency: text(10).optional(),
-    risk_score: z.number().min(0).max(1).optional().describe('1 when absent'),
-    context: z.record(z.string(), z.unknown()).optional(),
-    call_id: CallId.optional(),
+    tool_server: text(200).nullish(),
+    method: httpMethod(32).nullish(),
+    resource: text(2000).nullish().describe('a URL or a path'),
+    arguments: z.record(z.string(), z.unknown()).nullish(),
+    session_id: text(200).nullish(),
+    action_summary: text(500).nullish(),
+    estimated_value: z.number().min(0).max(1e14).nullish(),
+    value_currency: text(10).nullish(),
+    risk_score: z.number().min(0).max(1).nullish().describe('1 when absent'),
+    context: z.record(z.string(), z.unknown()).nullish(),
+    call_id: CallId.nullish(),
     attempt: text(100)
-      .optional()
+      .nullish()
       .describe(
         'with call_id, names this attempt to make the call: once it was permitted to another attempt, CONFLICT. So a call that is replayed is not made twice by one permit',
       ),
     resume: z
       .boolean()
-      .optional()
+      .nullish()
       .describe('go on with a hold of this very action that was released: it is consumed, and the action permitted'),
     apply_masks: z
       .boolean()
-      .optional()
+      .nullish()
       .describe(
         'answer the `arguments` of a permitted action with its masks applied; what a tool answers is for the caller to mask',
       ),
@@ -126,9 +126,15 @@ const EVALUATE_PROBLEMS = [
   'UNAVAILABLE',
 ] as const;
 
-/** What to evaluate, and how. */
-function parted({ call_id, attempt, resume, apply_masks, ...input }: z.output<typeof EvaluateIn>) {
+/** What to evaluate, and how. Many clients send null for what they were not given. */
+function parted(body: z.output<typeof EvaluateIn>) {
+  const { call_id, attempt, resume, apply_masks, ...input } = withoutNulls(body);
   return { input, how: { callId: call_id, attempt, resume, applyMasks: apply_masks } };
+}
+
+function withoutNulls<T extends object>(body: T) {
+  const given = Object.entries(body).filter(([, member]) => member !== null);
+  return Object.fromEntries(given) as { [K in keyof T]: Exclude<T[K], null> };
 }
 
 const TRACEPARENT = { description: 'The W3C trace context of the agent’s call; kept in the record' };

@@ -70,6 +70,7 @@ export interface Annotations {
   rate?: Rate;
   budget?: Budget;
   fact?: FactDeclaration[];
+  null?: 'absent';
   description?: string;
   severity?: (typeof SEVERITIES)[number];
 }
@@ -203,6 +204,13 @@ export const ANNOTATIONS: Readonly<Record<AnnotationName, AnnotationRow>> = {
       'How much the permitted actions of one agent may be worth together, or of what comes after "per". An action that would exceed it is rate_limited.',
     obligation: true,
     kinds: null,
+  },
+  null: {
+    ...plain,
+    example: 'absent',
+    value: 'absent',
+    form: '"absent"',
+    meaning: 'An argument that this rule reads and that is null counts as absent. Without it, a null is in doubt.',
   },
   fact: {
     ...plain,

@@ -133,7 +133,8 @@ export function textValue(text: string): unknown {
 export function jsonValue(bytes: Buffer): unknown {
   if (bytes.length > FACT_LIMITS.answer) return undefined;
   try {
-    return readJson(bytes);
+    // what a server answers, and within that limit
+    return readJson(bytes, Number.POSITIVE_INFINITY);
   } catch {
     return undefined;
   }

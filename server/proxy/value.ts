@@ -15,15 +15,14 @@ export function actionValue(
   args: unknown,
   rule: ValueRule,
 ): Pick<ActionRequest, 'estimated_value' | 'value_currency'> & { doubt?: string } {
+  const { from, currency_from } = rule;
   let flat: Arguments;
   try {
     flat = flatten(args, undefined);
   } catch (error) {
-    // the engine refuses these arguments too, and that denial is recorded
-    if (error instanceof RequestError) return {};
+    if (error instanceof RequestError) return { doubt: displayPath(from) };
     throw error;
   }
-  const { from, currency_from } = rule;
   if (isAmbiguous(flat, pathRead(from, ['num']))) return { doubt: displayPath(from) };
   const number = flat.num.get(from);
   if (number === undefined) return {};

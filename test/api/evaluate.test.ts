@@ -448,17 +448,56 @@ describe('arguments', () => {
 
   test('that cannot be evaluated are denied and recorded, never allowed', async () => {
     const deep = (n: number): unknown => (n === 0 ? 1 : { a: deep(n - 1) });
-    for (const args of [
-      deep(20) as Record<string, unknown>,
-      Object.fromEntries(Array.from({ length: 2001 }, (_, n) => [`k${n}`, n])),
-      { 'a.b': 1, a: { b: 9 } },
-      { ['k'.repeat(2000)]: 1 },
-    ]) {
-      const answer = await evaluate(agent, 'read', { arguments: args });
-      expect(answer).toMatchObject({ decision: 'deny', deny_reason: 'policy_error' });
-      await server.call(200, `GET /v1/events/${answer.event_id}`, admin);
+    for (const [args, cause] of [
+      [deep(20), 'the arguments are nested deeper than 16 levels'],
+      [
+        Object.fromEntries(Array.from({ length: 2001 }, (_, n) => [`k${n}`, n])),
+        'the arguments have more than 2000 values',
+      ],
+      [{ 'a.b': 1, a: { b: 9 } }, 'two arguments have the key arguments.a.b'],
+      [{ ['k'.repeat(2000)]: 1 }, 'an argument key is longer than 1024 characters'],
+    ] as [Record<string, unknown>, string][]) {
+      const deny_reason = `policy_error: ${cause}`;
+      const answer = await evaluate(agent, 'refund', { arguments: args });
+      expect(answer).toMatchObject({ decision: 'deny', deny_reason });
+      const { body } = await server.call(200, `GET /v1/events/${answer.event_id}`, admin);
+      expect(body).toMatchObject({ deny_reason });
+      // no rule about this tool reads an argument
+      expect((await evaluate(agent, 'read', { arguments: args })).decision).toBe('allow');
     }
     expect((await evaluate(agent, 'read', { action_type: 'no_such_action' })).decision).toBe('deny');
+  });
+
+  test('with too many parts are refused before they are parsed, and null is what was not given', async () => {
+    const action = { action_type: 'tool_call', tool_name: 'read' };
+    const rows = Array.from({ length: 100 }, () => Array.from({ length: 90 }, () => 1));
+    expect((await evaluate(agent, 'read', { arguments: { rows } })).decision).toBe('allow');
+    const more = { ...action, arguments: { rows: [...rows, ...rows] } };
+    for (const [route, body] of [
+      ['POST /v1/evaluate', more],
+      ['POST /v1/evaluate/batch', { requests: [more] }],
+      ['POST /v1/outcomes', { event_id: 'evt_1', outcome: 'succeeded', answer: more }],
+    ] as const) {
+      expect((await server.call(413, route, agent, body)).body.code).toBe('PAYLOAD_TOO_LARGE');
+    }
+    const optional = [
+      ...[
+        'tool_pin',
+        'tool_server',
+        'method',
+        'resource',
+        'arguments',
+        'session_id',
+        'action_summary',
+        'estimated_value',
+      ],
+      ...['value_currency', 'risk_score', 'context', 'call_id', 'attempt', 'resume', 'apply_masks'],
+    ];
+    const nulls = Object.fromEntries(optional.map((name) => [name, null]));
+    const [given, absent] = [await evaluate(agent, 'read', nulls), await evaluate(agent, 'read')];
+    expect(given).toMatchObject({ decision: 'allow', action_hash: absent.action_hash });
+    const batch = await server.call(200, 'POST /v1/evaluate/batch', agent, { requests: [{ ...action, ...nulls }] });
+    expect(batch.body).toMatchObject({ results: [{ decision: 'allow', action_hash: absent.action_hash }] });
   });
 });
 

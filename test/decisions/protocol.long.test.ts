@@ -538,7 +538,7 @@ const SCENARIOS: Scenario[] = [
       await w.ask({ tool_name: 'refund', arguments: { 'a.b': 1, a: { b: 9 } } });
     },
     answers: ['deny', 'deny'],
-    records: ['deny argument_in_doubt: arguments.total', 'deny policy_error'],
+    records: ['deny argument_in_doubt: arguments.total', 'deny policy_error: two arguments have the key arguments.a.b'],
   },
   {
     name: 'the same action has one hold while it is held, named or not',

@@ -400,17 +400,19 @@ describe('a decision is bounded', () => {
     expect(decide(deniesOf(`context.list.hasTag("l") && ${NEVER}`), { arguments: { l: [sql] } })).toMatchObject(
       doubt('arguments.l'),
     );
-    expect(decide(ALL, { resource: sql })).toMatchObject({ deny_reason: 'policy_error' });
+    expect(decide(ALL, { resource: sql })).toMatchObject({
+      deny_reason: 'policy_error: resource is longer than 16384 characters',
+    });
   });
 
   it('by the length of a key, before and after folding', () => {
     // one of these folds to 18 characters, and was folded again for each of the members below it
     const wide = Object.fromEntries(Array.from({ length: 1_990 }, (_, n) => [`k${n}`, 1]));
     expect(decide(limit('amount'), { arguments: { ['\uFDFA'.repeat(1_000)]: wide } })).toMatchObject({
-      deny_reason: 'policy_error',
+      deny_reason: 'policy_error: the names of the arguments are too long in all',
     });
     expect(decide(limit('amount'), { arguments: { [`a${'[b]'.repeat(17)}`]: 1 } })).toMatchObject({
-      deny_reason: 'policy_error',
+      deny_reason: 'policy_error: the arguments are nested deeper than 16 levels',
     });
     expect(decide(limit('amount'), { arguments: { ['\uFDFA'.repeat(50)]: wide } }).decision).toBe('allow');
   });
@@ -420,5 +422,182 @@ describe('a decision is bounded', () => {
     const rules = Array.from({ length: 20 }, () => deniesOf(like(pattern))).join('\n');
     expect(decide(rules, { arguments: { sql: 'a'.repeat(5_000) } }).decision).toBe('allow');
     expect(decide(rules, { arguments: { sql: 'a'.repeat(16_000) } })).toMatchObject(doubt('arguments.sql'));
+  });
+});
+
+describe('a resource that programs read in different ways', () => {
+  const host = 'forbid(principal, action, resource) when { context has host && context.host == "evil.com" };';
+  const path = 'forbid(principal, action, resource) when { context has path && context.path like "/admin*" };';
+  const method = 'forbid(principal, action, resource) when { context has method && context.method == "POST" };';
+  const currency = 'forbid(principal, action, resource) when { context has currency && context.currency == "USD" };';
+  const blind = 'forbid(principal, action, resource) when { context.session.id == "x" };';
+
+  it.each([
+    ...['//evil.com/x', '///evil.com', '/\\evil.com/x', '\\\\evil.com\\x', '\\/evil.com', '\u00a0https://evil.com'],
+    ...['\u200bhttps://evil.com', 'blob:https://evil.com/x', 'view-source:https://evil.com/', 'evil.com/x'],
+    ...['https://good.com\\@evil.com/', 'https://api.example.com\\.evil.example/x', 'https:\\\\api.example.com/x'],
+    ...['https:api.example.com/x', 'https:///api.example.com/x', 'https://api.exa\tmple.com/', 'https://a@b@evil.com/'],
+    ...[
+      'https://0x7f.1/',
+      'https://2130706433/',
+      'https://%65vil.com/',
+      'https://\uff45vil.com/',
+      'https://fa\u00df.de/',
+    ],
+    ...['evil.com:443/x', 'localhost:80', ' https://evil.com/', 'https://evil.com/\n', 'https://good.com?\\@evil.com'],
+    ...['/x/..%2fadmin', '/%2fadmin', '\\admin', '/x/..\\admin', '/x/..;/admin', 'admin', '/%61dmin', '/%2e%2e/admin'],
+    ...[
+      '/srv/docs/..%5c..%5cx',
+      '/x%2f..%2f..',
+      '/%252e%252e',
+      '/x/../admin',
+      '/x/./y',
+      '/admin.',
+      '/admin /x',
+      '/a?b',
+    ],
+    ...['https://x.example/a/../admin', 'https://x.example//admin', '/a\u200bdmin', '/x\uff0fadmin', '', '*'],
+  ])('is in doubt where a rule reads its host or its path: %j', (resource) => {
+    for (const rule of [host, path]) expect(decide(rule, { resource })).toMatchObject(doubt('resource'));
+    expect(decide(blind, { resource }).decision).toBe('allow');
+  });
+
+  it.each([
+    ...['https://Evil.com/x', 'https://evil.com', 'https://evil.com:443/x?y=z#w', 'https://evil.com./x'],
+    ...['https://user:p%40ss@evil.com/', 'https://good.com@evil.com/x', 'https://good.com;@evil.com/x'],
+  ])('is that of its host: %s', (resource) => {
+    expect(decide(host, { resource })).toMatchObject({ decision: 'deny', deny_reason: 'forbidden by policy' });
+  });
+
+  it.each([
+    ...[
+      'https://b\u00fccher.example/',
+      'https://xn--bcher-kva.example/',
+      'https://[2001:DB8::1]:8080/x',
+      'file:///etc/x',
+    ],
+    ...[
+      'https://x.example/%7Ea/b%20c?d=%2F&e=f',
+      'memo:insights',
+      'memo:///insights',
+      's3://my_bucket/key',
+      'urn:isbn:1',
+    ],
+    ...['/srv/docs/\u00dcbersicht 2026.pdf', '/a/b', '/'],
+  ])('is read, and what is read decides: %s', (resource) => {
+    for (const rule of [host, path]) expect(decide(rule, { resource }).decision).toBe('allow');
+  });
+
+  it('with a method is held to the paths that a proxy lets through', () => {
+    expect(decide(path, { method: 'get', resource: '/%61dmin' })).toMatchObject({ deny_reason: 'forbidden by policy' });
+    expect(decide(path, { method: 'GET', resource: '/x?y=/../admin' }).decision).toBe('allow');
+    for (const resource of ['/x/..%2fadmin', '/x y', '/\u00fc', '/x?a b', '/x#y', '/x;y']) {
+      expect(decide(path, { method: 'GET', resource })).toMatchObject(doubt('resource'));
+    }
+  });
+
+  it('and a method or a currency in another form are in doubt too', () => {
+    for (const other of ['POST ', 'P\uff2fST', 'POST\n', '']) {
+      expect(decide(method, { method: other })).toMatchObject(doubt('method'));
+    }
+    for (const other of ['USD ', '\uff35SD', 'usd', 'US$', 'US', '']) {
+      expect(decide(currency, { value_currency: other })).toMatchObject(doubt('value_currency'));
+      expect(decide(blind, { value_currency: other }).decision).toBe('allow');
+    }
+    expect(decide(method, { method: 'post' })).toMatchObject({ deny_reason: 'forbidden by policy' });
+  });
+});
+
+describe('a value that a mask leaves in clear', () => {
+  const masked = (path: string) => `@mask("${path}") forbid(principal, action, resource);`;
+
+  it.each<[string, Record<string, unknown>]>([
+    ['$.ssn', { SSN: '1' }],
+    ['$.ssn', { 'ssn ': '1' }],
+    ['$.ssn', { 's\u017fn': '1' }],
+    ['$.card.number', { card: [{ number: '1' }] }],
+    ['$.card.number', { card: { Number: '1' } }],
+    ['$.card.number', { 'card.number': '1' }],
+    ['$.card.number', { 'card[number]': '1' }],
+    ['$.card.number', { 'card[][number]': '1' }],
+    ['$.card.number', { card: '{"number": "1"}' }],
+    ['$.card.number', { card: ' [{"\\u006eumber": "1"}]' }],
+    ['$.card.number', { card: { number: '1', NUMBER: '2' } }],
+    ['$.card_number', { 'card number': '1' }],
+    ['$.items[0].ssn', { items: { 0: { ssn: '1' } } }],
+    ['$.items[*].ssn', { items: [{ ssn: '1' }, { SSN: '1' }] }],
+    ['$.items[*].ssn', { items: [[{ ssn: '1' }]] }],
+    ['$..ssn', { deep: { a: [{ SSN: '1' }] } }],
+    ['$..ssn', { deep: '{"a": {"ssn": "1"}}' }],
+    ['$..card.number', { x: { 'card.number': '1' } }],
+    ['$.ssn', { body: { SSN: '1' } }],
+  ])('is in doubt: %s of %j', (path, args) => {
+    const found = decide(masked(path), { arguments: args });
+    expect(found).toMatchObject({ decision: 'deny', deny_reason: `argument_in_doubt: arguments${path.slice(1)}` });
+  });
+
+  it.each<[string, Record<string, unknown>]>([
+    ['$.ssn', { ssn: '1', other: '{"ssn": 1}', card: [{ ssn: 1 }] }],
+    ['$.card.number', { card: { number: '1', last4: '1111' } }],
+    ['$.card.number', { card: '4111', carder: [{ number: 1 }] }],
+    ['$.items[*].ssn', { items: [{ ssn: '1' }, { sku: 'a' }] }],
+    ['$..ssn', { a: [{ ssn: '1' }, { b: { ssn: ['{', '[x'] } }] }],
+    ['$.a.*', { a: { 'b.c': [{ d: 1 }] } }],
+    ['$', { SSN: 1 }],
+    ['$.ssn', {}],
+  ])('is none: %s of %j', (path, args) => {
+    expect(decide(masked(path), { arguments: args }).decision).toBe('allow_with_masking');
+  });
+
+  it('is in doubt in what approvers see of the context, too', () => {
+    expect(decide(masked('$.ssn'), { context: { SSN: '1' } }).decision).toBe('deny');
+  });
+
+  it('takes few steps, however the names are nested', () => {
+    const deep = (depth: number): unknown => (depth === 0 ? { SSM: 1 } : [deep(depth - 1), [deep(depth - 1)]]);
+    expect(decide(masked(`$${'..a'.repeat(10)}`), { arguments: { a: deep(6) } }).decision).toBe('allow_with_masking');
+  });
+});
+
+describe('a null', () => {
+  const reads = 'forbid(principal, action, resource) when { context.str.hasTag("cc") };';
+
+  it('is in doubt, unless the rule says that it is absent', () => {
+    expect(decide(reads, { arguments: { cc: null } })).toMatchObject(doubt('arguments.cc'));
+    expect(decide(`@null("absent") ${reads}`, { arguments: { cc: null } }).decision).toBe('allow');
+    expect(decide(`@null("absent") ${reads}`, { arguments: { cc: 'x' } })).toMatchObject({ rule_id: 'pol#1' });
+    for (const args of [{ CC: null }, { cc: 1 }, { cc: null, CC: 'x' }]) {
+      expect(decide(`@null("absent") ${reads}`, { arguments: args })).toMatchObject(doubt('arguments.cc'));
+    }
+  });
+
+  it('is in doubt where one of two rules does not say so', () => {
+    const both = `@null("absent") ${reads} ${reads}`;
+    expect(decide(both, { arguments: { cc: null } })).toMatchObject({ ...doubt('arguments.cc'), rule_id: 'pol#2' });
+  });
+});
+
+describe('more values than rules can read', () => {
+  const args = { cells: Array.from({ length: 2_001 }, (_, n) => n) };
+  const cause = 'policy_error: the arguments have more than 2000 values';
+
+  it('deny only where a rule reads an argument', () => {
+    expect(decide('', { arguments: args }).decision).toBe('allow');
+    expect(decide('@rate("5/m") forbid(principal, action, resource);', { arguments: args }).decision).toBe('allow');
+    for (const rule of [
+      limit('amount'),
+      '@mask("$.ssn") forbid(principal, action, resource);',
+      '@rate("5/m per arguments.id") forbid(principal, action, resource);',
+      'forbid(principal, action, resource) when { context.facts.hasTag("to matches ^a$") };',
+      'forbid(principal, action, resource) when { context.str.hasTag(context.session.id) };',
+    ]) {
+      expect(decide(rule, { arguments: args }), rule).toMatchObject({ decision: 'deny', deny_reason: cause });
+    }
+  });
+
+  it('and an error names the argument in a form that shows what it is', () => {
+    expect(decide(limit('amount'), { arguments: { '\u202ea\0': 2 ** 60 } })).toMatchObject({
+      deny_reason: 'policy_error: arguments.⟦U+202E⟧a␀ is beyond 2^53',
+    });
   });
 });

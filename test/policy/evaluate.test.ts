@@ -70,7 +70,7 @@ describe('matching', () => {
       expect(match).toMatchObject({ outcome: 'error', detail: expect.stringContaining('overflow') });
       expect(settle(match, NO_STATE)).toMatchObject({
         decision: 'deny',
-        deny_reason: POLICY_ERROR,
+        deny_reason: `${POLICY_ERROR}: a condition of pol#1 fails on this request`,
         rule_id: 'pol#1',
         rule_ids: ['pol#1'],
       });
@@ -79,13 +79,13 @@ describe('matching', () => {
 
   it('a request that cannot be mapped is a policy error, even if nothing could match', () => {
     for (const engine of [engineOf(ALL), engineOf('permit(principal == Agent::"x", action, resource);')]) {
-      for (const change of [
-        { action_type: 'rocket_launch' },
-        { estimated_value: Number.NaN },
-        { now: 'now' },
-        { agent_id: '' },
-      ]) {
-        expect(decide(engine, change)).toMatchObject({ decision: 'deny', deny_reason: POLICY_ERROR });
+      for (const [change, cause] of [
+        [{ action_type: 'rocket_launch' }, 'the action type "rocket_launch" is not in the schema'],
+        [{ estimated_value: Number.NaN }, 'estimated_value is not a number from -922337203685477 to 922337203685477'],
+        [{ now: 'now' }, 'now is not an ISO 8601 time'],
+        [{ agent_id: '' }, 'agent_id is missing'],
+      ] as const) {
+        expect(decide(engine, change)).toMatchObject({ decision: 'deny', deny_reason: `${POLICY_ERROR}: ${cause}` });
       }
     }
   });

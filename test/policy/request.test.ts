@@ -2,11 +2,13 @@ import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import type { ActionRequest } from '../../server/domain/policy.ts';
 import { folded } from '../../server/lib/folded.ts';
-import { exactDecimal } from '../../server/policy/evaluation/exact.ts';
+import { shapeFault } from '../../server/lib/json-depth.ts';
+import { ARGUMENT_LIMITS, exactDecimal } from '../../server/policy/evaluation/exact.ts';
 import { flatten, mapRequest, RequestError } from '../../server/policy/evaluation/request.ts';
 import { newCedar } from '../../server/policy/language/host.ts';
 import { actionEntities, schemaFor } from '../../server/policy/language/schema.ts';
 import { runs } from '../siege/rounds.ts';
+import { Cases } from './cases.ts';
 import { request } from './support.ts';
 
 const ACTIONS = actionEntities();
@@ -166,7 +168,6 @@ describe('folded names', () => {
 describe('mapping a request', () => {
   it('normalizes what policies compare', () => {
     expect(context({ method: 'delete' }).method).toBe('DELETE');
-    expect(context({ value_currency: 'eur' }).currency).toBe('EUR');
     expect(context({ estimated_value: 100.5 }).amount).toEqual(number('100.5'));
     expect(context({ now: '2026-01-02T10:30:00+02:00' }).now).toEqual({
       __extn: { fn: 'datetime', arg: '2026-01-02T08:30:00.000Z' },
@@ -322,5 +323,101 @@ describe('mapping a request', () => {
       { numRuns },
     );
     expect(mapped).toBeGreaterThan(0.75 * numRuns);
+  });
+});
+
+describe('the work of an accepted body', () => {
+  /** Characters of all that flattening makes, counted in its result. */
+  function stepsOf(args: unknown): number {
+    const { values, respelled, aliases } = flatten(args, undefined);
+    const characters = (all: Iterable<string>) => [...all].reduce((sum, one) => sum + one.length, 0);
+    return characters(values.keys()) + characters(respelled.keys()) + characters(aliases);
+  }
+  /** A body from what makes bodies dear; undefined if it is refused. */
+  interface Shape {
+    names: number;
+    brackets: number;
+    part: number;
+    wide: boolean;
+    spaced: boolean;
+    depth: number;
+    list: boolean;
+  }
+  function bodyOf({ names, brackets, part, wide, spaced, depth, list }: Shape): unknown {
+    const text = `${spaced ? 'a b.c ' : ''}${(wide ? '\u212A' : 'k').repeat(part)}`;
+    const inner = Object.fromEntries(
+      Array.from({ length: names }, (_, n) => [`${n}${text}${`[${text}]`.repeat(brackets)}`, 1]),
+    );
+    let body: unknown = inner;
+    for (let n = 0; n < depth; n++) body = list ? [body] : { [text]: body };
+    return body;
+  }
+  const weightOf = (shape: Shape): number => {
+    try {
+      return stepsOf(bodyOf(shape));
+    } catch (error) {
+      if (error instanceof RequestError) return 0;
+      throw error;
+    }
+  };
+
+  it('stays within the steps that are counted before, also for the dearest that a search finds', () => {
+    const cases = new Cases(20_261_128);
+    let dearest = 0;
+    for (let start = 0; start < runs(100, 6); start++) {
+      let shape: Shape = { names: 50, brackets: 1, part: 2, wide: false, spaced: false, depth: 0, list: false };
+      let weight = weightOf(shape);
+      for (let n = 0; n < 60; n++) {
+        const size = (of: number, most: number) =>
+          Math.max(0, Math.min(most, Math.round(of * (0.5 + cases.random() * 1.7))));
+        const next: Shape = {
+          names: cases.chance(0.4) ? size(shape.names, 2_100) + 1 : shape.names,
+          brackets: cases.chance(0.4) ? cases.int(18) : shape.brackets,
+          part: cases.chance(0.4) ? size(shape.part, 1_100) + 1 : shape.part,
+          wide: cases.chance(0.2) ? !shape.wide : shape.wide,
+          spaced: cases.chance(0.2) ? !shape.spaced : shape.spaced,
+          depth: cases.chance(0.3) ? cases.int(17) : shape.depth,
+          list: cases.chance(0.2) ? !shape.list : shape.list,
+        };
+        const found = weightOf(next);
+        if (found >= weight) [shape, weight] = [next, found];
+      }
+      dearest = Math.max(dearest, weight);
+    }
+    expect(dearest).toBeLessThanOrEqual(ARGUMENT_LIMITS.steps);
+    // the search comes near it
+    expect(dearest).toBeGreaterThan(ARGUMENT_LIMITS.steps / 4);
+  });
+
+  it('is refused before a name is worked through', () => {
+    let read = 0;
+    const names = new Proxy(Object.fromEntries(Array.from({ length: 10_000 }, (_, n) => [`k${n}`, 1])), {
+      get: (target, name) => {
+        read++;
+        return Reflect.get(target, name) as unknown;
+      },
+    });
+    expect(() => flatten(names, undefined)).toThrow(/more than 2000/);
+    expect(read).toBe(2_001);
+    const brackets = Object.fromEntries(Array.from({ length: 1_900 }, (_, n) => [`a${'[a]'.repeat(15)}${n}`, 1]));
+    expect(() => flatten(brackets, undefined)).toThrow(/too long in all/);
+  });
+
+  it('is that of a body whose parts were counted before it was parsed', () => {
+    let read = 0;
+    const bytes = (text: string) =>
+      new Proxy(Buffer.from(text), {
+        get: (target, name) => {
+          if (name !== 'length') read++;
+          return Reflect.get(target, name) as unknown;
+        },
+      }) as unknown as Uint8Array;
+    const most = { depth: 3, parts: 10 };
+    expect(shapeFault(Buffer.from('{"a":[1,2,",,::{{"],"b\\",":{"c":1}}'), most)).toBeUndefined();
+    expect(shapeFault(bytes(`[${'1,'.repeat(100_000)}1]`), most)).toBe('parts');
+    expect(read).toBeLessThan(200);
+    for (const text of [`{${'"a":1,'.repeat(6)}"b":1}`, '[[],[],[],[],[],[]]'])
+      expect(shapeFault(Buffer.from(text), most)).toBe('parts');
+    expect(shapeFault(Buffer.from('[[[[1]]]]'), most)).toBe('depth');
   });
 });

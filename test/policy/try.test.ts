@@ -64,7 +64,7 @@ describe('a text that is tried', () => {
       request: { ...request, action_type: 'unknown' },
     });
     expect(failing).toMatchObject({
-      verdict: { decision: 'deny', deny_reason: 'policy_error' },
+      verdict: { decision: 'deny', deny_reason: 'policy_error: the action type "unknown" is not in the schema' },
       detail: expect.stringContaining('action type'),
     });
   });
@@ -91,7 +91,10 @@ describe('a text that is tried', () => {
     expect(guard).not.toHaveProperty('line');
 
     const failed = await ask({ arguments: { boom: 'x' }, session: { call_count: 1 } });
-    expect(failed.verdict).toMatchObject({ decision: 'deny', deny_reason: 'policy_error' });
+    expect(failed.verdict).toMatchObject({
+      decision: 'deny',
+      deny_reason: 'policy_error: a condition of own#c fails on this request',
+    });
     expect(failed.detail).toContain('own#c');
     expect(outcomes(failed, 'own#a')).toEqual(['false', 'not_asked']);
     expect(outcomes(failed, 'own#c')).toEqual(['true', 'failed', 'not_asked']);

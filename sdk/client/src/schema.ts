@@ -6258,31 +6258,30 @@ export interface components {
             action_type: string;
             tool_name: string;
             /** @description the definition of the tool that the agent saw; without it, the one that was seen last decides, and what the tool registry holds is released for that one alone */
-            tool_pin?: string;
-            tool_server?: string;
-            method?: string;
+            tool_pin?: string | null;
+            tool_server?: string | null;
+            method?: string | null;
             /** @description a URL or a path */
-            resource?: string;
+            resource?: string | null;
             arguments?: {
                 [key: string]: unknown;
-            };
-            session_id?: string;
-            action_summary?: string;
-            estimated_value?: number;
-            value_currency?: string;
+            } | null;
+            session_id?: string | null;
+            action_summary?: string | null;
+            estimated_value?: number | null;
+            value_currency?: string | null;
             /** @description 1 when absent */
-            risk_score?: number;
+            risk_score?: number | null;
             context?: {
                 [key: string]: unknown;
-            };
-            /** @description names this call of a tool, such as its tool_call_id: however often it is asked for, it is held once, consumes its hold once and counts once, and is answered the same. Known to the agent alone; for 24 hours after the answer, and for 7 days after the end of its hold */
-            call_id?: string;
+            } | null;
+            call_id?: string | null;
             /** @description with call_id, names this attempt to make the call: once it was permitted to another attempt, CONFLICT. So a call that is replayed is not made twice by one permit */
-            attempt?: string;
+            attempt?: string | null;
             /** @description go on with a hold of this very action that was released: it is consumed, and the action permitted */
-            resume?: boolean;
+            resume?: boolean | null;
             /** @description answer the `arguments` of a permitted action with its masks applied; what a tool answers is for the caller to mask */
-            apply_masks?: boolean;
+            apply_masks?: boolean | null;
         };
         EscrowPayload: {
             /** @description the type of the event */
@@ -15975,31 +15974,30 @@ export interface operations {
                     action_type: string;
                     tool_name: string;
                     /** @description the definition of the tool that the agent saw; without it, the one that was seen last decides, and what the tool registry holds is released for that one alone */
-                    tool_pin?: string;
-                    tool_server?: string;
-                    method?: string;
+                    tool_pin?: string | null;
+                    tool_server?: string | null;
+                    method?: string | null;
                     /** @description a URL or a path */
-                    resource?: string;
+                    resource?: string | null;
                     arguments?: {
                         [key: string]: unknown;
-                    };
-                    session_id?: string;
-                    action_summary?: string;
-                    estimated_value?: number;
-                    value_currency?: string;
+                    } | null;
+                    session_id?: string | null;
+                    action_summary?: string | null;
+                    estimated_value?: number | null;
+                    value_currency?: string | null;
                     /** @description 1 when absent */
-                    risk_score?: number;
+                    risk_score?: number | null;
                     context?: {
                         [key: string]: unknown;
-                    };
-                    /** @description names this call of a tool, such as its tool_call_id: however often it is asked for, it is held once, consumes its hold once and counts once, and is answered the same. Known to the agent alone; for 24 hours after the answer, and for 7 days after the end of its hold */
-                    call_id?: string;
+                    } | null;
+                    call_id?: string | null;
                     /** @description with call_id, names this attempt to make the call: once it was permitted to another attempt, CONFLICT. So a call that is replayed is not made twice by one permit */
-                    attempt?: string;
+                    attempt?: string | null;
                     /** @description go on with a hold of this very action that was released: it is consumed, and the action permitted */
-                    resume?: boolean;
+                    resume?: boolean | null;
                     /** @description answer the `arguments` of a permitted action with its masks applied; what a tool answers is for the caller to mask */
-                    apply_masks?: boolean;
+                    apply_masks?: boolean | null;
                 };
             };
         };

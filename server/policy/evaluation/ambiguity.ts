@@ -1,5 +1,6 @@
 import { folded } from '../../lib/folded.ts';
 import type { Head, ReadKind } from '../language/head.ts';
+import { ATTRIBUTES_OF, DOUBTED, type Doubted } from '../language/resource.ts';
 import { ARGUMENT_LIMITS, keyText } from './exact.ts';
 import type { Arguments, MappedRequest } from './request.ts';
 
@@ -9,6 +10,8 @@ export interface PathRead {
   kinds: readonly ReadKind[];
   /** The path as compared by programs that ignore case, width and invisible characters. */
   folded: string;
+  /** Whether a null counts as absent, as the rule says. */
+  nullable?: boolean;
   /** The containers on the way to the path: '', `items` and `items[0]` for `items[0].sku`. */
   parents: readonly { path: string; folded: string; holds: 'elements' | 'members' | 'either' }[];
 }
@@ -18,7 +21,8 @@ export interface RequestReads<Rule> {
   paths: readonly (PathRead & { rule: Rule })[];
   /** Reads under computed keys: their kinds, and the literals that such a key can equal. */
   computed: readonly { rule: Rule; kinds: readonly ReadKind[]; texts: readonly string[] | null }[];
-  amount?: Rule;
+  /** The members beside the arguments that they read, where those can be in doubt. */
+  members: readonly { member: Doubted; rule: Rule }[];
   /** Total length of the `like` patterns in characters. */
   patterns: number;
 }
@@ -33,24 +37,30 @@ export interface Ambiguity<Rule> {
 export const MAX_MATCH_STEPS = 2 ** 26;
 
 /** Collects what a set of statements reads. A path that one statement reads as two kinds may be of either. */
-export function readsOf<Rule>(statements: readonly { rule: Rule; head: Head }[]): RequestReads<Rule> {
+export function readsOf<Rule>(
+  statements: readonly { rule: Rule; head: Head; nullable?: boolean }[],
+): RequestReads<Rule> {
   const paths = new Map<string, PathRead & { rule: Rule }>();
   const computed: { rule: Rule; kinds: readonly ReadKind[]; texts: readonly string[] | null }[] = [];
-  for (const { rule, head } of statements) {
+  for (const { rule, head, nullable = false } of statements) {
     for (const [key, reads] of Map.groupBy(head.reads, ({ key }) => key)) {
       const kinds = kindsOf(reads.map(({ kind }) => kind));
       if (key === null) computed.push({ rule, kinds, texts: head.texts });
       else {
-        const name = `${kinds.join()} ${key}`;
-        if (!paths.has(name)) paths.set(name, { ...pathRead(key, kinds), rule });
+        const name = `${nullable} ${kinds.join()} ${key}`;
+        if (!paths.has(name)) paths.set(name, { ...pathRead(key, kinds), nullable, rule });
       }
     }
   }
-  const amount = statements.find(({ head: { attributes } }) => attributes?.includes('amount') ?? true);
+  const members = DOUBTED.flatMap((member) => {
+    const read = (names: readonly string[]) => ATTRIBUTES_OF[member].some((name) => names.includes(name));
+    const reader = statements.find(({ head: { attributes } }) => !attributes || read(attributes));
+    return reader ? [{ member, rule: reader.rule }] : [];
+  });
   return {
     paths: [...paths.values()],
     computed,
-    ...(amount && { amount: amount.rule }),
+    members,
     patterns: statements.reduce((sum, { head }) => sum + head.patterns, 0),
   };
 }
@@ -84,9 +94,10 @@ function parentsOf(path: string): PathRead['parents'] {
  * must hold however the tool parses its arguments.
  */
 export function firstAmbiguity<Rule>(reads: RequestReads<Rule>, request: MappedRequest): Ambiguity<Rule> | undefined {
-  const { args } = request;
-  if (reads.amount && request.inexactValue) return { path: 'estimated_value', rule: reads.amount };
+  const doubted = reads.members.find(({ member }) => request.isInDoubt(member));
+  if (doubted) return { path: doubted.member, rule: doubted.rule };
   if (reads.paths.length > 0) {
+    const { args } = request;
     const read = reads.paths.find((one) => isAmbiguous(args, one));
     if (read) return { path: displayPath(read.path), rule: read.rule };
   }
@@ -117,6 +128,8 @@ function computedKeysAreSafe(
   const { args } = request;
   if (texts === null) return args.values.size === 0;
   const keys = new Set(computable(request, texts).filter((key) => key.length <= ARGUMENT_LIMITS.keyLength));
+  const characters = keys.values().reduce((sum, key) => sum + key.length, 0);
+  if (characters * ARGUMENT_LIMITS.wide > ARGUMENT_LIMITS.steps) return false;
   return [...keys].every((key) => isAbsentOrOf(args, key, kinds) && !hasOtherSpelling(args, key, folded(key)));
 }
 
@@ -132,7 +145,9 @@ function overlongText<Rule>(reads: RequestReads<Rule>, request: MappedRequest): 
 
 /** Whether a program could find something at this path, or on the way to it, other than what the rule reads there. */
 export function isAmbiguous(args: Arguments, read: PathRead): boolean {
-  if (!isAbsentOrOf(args, read.path, read.kinds) || hasOtherSpelling(args, read.path, read.folded)) return true;
+  const isNull = read.nullable === true && args.values.get(read.path) === null;
+  if (!(isNull || isAbsentOrOf(args, read.path, read.kinds)) || hasOtherSpelling(args, read.path, read.folded))
+    return true;
   return read.parents.some(({ path, folded, holds }) => {
     if (path !== '' && isRespelled(args, path, folded)) return true;
     const value = path === '' ? args.root : args.values.get(path);

@@ -30,10 +30,11 @@ export function approverView(
   const cut: HeldPart[] = [];
   const prepared = (name: HeldPart): unknown => {
     const value = from === 'agent' ? withoutForgedMasks(action[name] ?? null) : (action[name] ?? null);
-    const seen = makeVisible(maskedWith(value, masks));
-    if (size(seen) <= MAX_VIEW_BYTES) return seen;
+    const masked = maskedWith(value, masks);
+    const seen = visibleWithin(masked, Number.POSITIVE_INFINITY);
+    if ('fits' in seen) return seen.fits;
     cut.push(name);
-    return shortened(seen);
+    return shortened(masked, seen.growth);
   };
   const text = (value: string | undefined) => (value === undefined ? null : visible(value));
   return {
@@ -64,22 +65,56 @@ export function maskedWith(original: unknown, masks: readonly Mask[]): unknown {
 
 const size = (value: unknown) => Buffer.byteLength(canonicalJson(value));
 
+/** The characters of all names and texts; of a text, no more than `most`. */
+function lengthOf(value: unknown, most: number): number {
+  if (typeof value === 'string') return Math.min(value.length, most);
+  if (typeof value !== 'object' || value === null) return 1;
+  let length = 2;
+  if (Array.isArray(value)) for (const item of value) length += 1 + lengthOf(item, most);
+  else for (const [name, member] of Object.entries(value)) length += name.length + lengthOf(member, most);
+  return length;
+}
+
+/**
+ * The value with texts of at most `most` characters, made visible, if a hold has room for it. Otherwise by how much it
+ * grew: making a text visible takes long, and never makes it shorter, so what is too long already is not tried.
+ */
+function visibleWithin(value: unknown, most: number, growth = 1): { fits: unknown } | { growth: number } {
+  const length = lengthOf(value, most);
+  if (length * growth > MAX_VIEW_BYTES) return { growth };
+  const seen = makeVisible(
+    most === Number.POSITIVE_INFINITY ? value : mapTexts(value, (text) => beginning(text, most)),
+  );
+  const bytes = size(seen);
+  return bytes <= MAX_VIEW_BYTES ? { fits: seen } : { growth: Math.max(growth, bytes / length) };
+}
+
 /** Shortens long texts first, so that one padded text cannot push the other arguments out of sight. */
-function shortened(value: unknown): unknown {
+function shortened(value: unknown, grown: number): unknown {
+  let growth = grown;
   for (const most of [4096, 512, 64]) {
-    const less = mapTexts(value, (text) => {
-      const characters = [...text];
-      return characters.length <= most
-        ? text
-        : `${characters.slice(0, most).join('')}⟦… ${characters.length} characters⟧`;
-    });
-    if (size(less) <= MAX_VIEW_BYTES) return less;
+    const less = visibleWithin(value, most, growth);
+    if ('fits' in less) return less.fits;
+    growth = less.growth;
   }
   const text = canonicalJson(value);
-  for (let most = MAX_VIEW_BYTES; ; most = Math.floor(most * 0.9)) {
-    const beginning = `${text.slice(0, most).toWellFormed()}⟦… ${text.length} characters⟧`;
+  const seen = visible(text.slice(0, Math.ceil(MAX_VIEW_BYTES / growth)));
+  for (let most = seen.length; ; most = Math.floor(most * 0.9)) {
+    const beginning = `${seen.slice(0, most).toWellFormed()}⟦… ${text.length} characters⟧`;
     if (size(beginning) <= MAX_VIEW_BYTES) return beginning;
   }
+}
+
+/** A text of at most `most` characters, with its length if that is not all. */
+function beginning(text: string, most: number): string {
+  if (text.length <= most) return text;
+  let characters = text.length;
+  for (let n = 0; n < text.length - 1; n++) {
+    // a surrogate pair is one character
+    if ((text.charCodeAt(n) & 0xfc00) === 0xd800 && (text.charCodeAt(n + 1) & 0xfc00) === 0xdc00) characters--;
+  }
+  if (characters <= most) return text;
+  return `${[...text.slice(0, 2 * most)].slice(0, most).join('')}⟦… ${characters} characters⟧`;
 }
 
 /** The action fields of a hold in the control plane's answer. */
@@ -108,7 +143,9 @@ export function isSameView(a: ActionView, b: ActionView): boolean {
 
 /** Text from an agent that looks like a mask is marked: only a policy's mask is exactly `[masked]`. */
 const withoutForgedMasks = (value: unknown) =>
-  mapTexts(value, (text) => (text.includes(MASKED) ? text.replaceAll(MASKED, `${MASKED}⟦as sent⟧`) : text));
+  !hasText(value, (text) => text.includes(MASKED))
+    ? value
+    : mapTexts(value, (text) => (text.includes(MASKED) ? text.replaceAll(MASKED, `${MASKED}⟦as sent⟧`) : text));
 
 /** A copy of a JSON value with all its texts made visible. */
 const makeVisible = (value: unknown) => mapTexts(value, visible);
@@ -127,13 +164,18 @@ function mapTexts(value: unknown, change: (text: string) => string): unknown {
     let n = seen.get(plain) ?? 1;
     while (Object.hasOwn(copy, key)) key = `${plain}⟦${++n}⟧`;
     seen.set(plain, n);
+    const mapped = mapTexts(member, change);
     // treat `__proto__` like any other member
-    Object.defineProperty(copy, key, {
-      value: mapTexts(member, change),
-      enumerable: true,
-      configurable: true,
-      writable: true,
-    });
+    if (key !== '__proto__') copy[key] = mapped;
+    else Object.defineProperty(copy, key, { value: mapped, enumerable: true, configurable: true, writable: true });
   }
   return copy;
+}
+
+/** Whether a text or a name in the value is such. */
+function hasText(value: unknown, isSuch: (text: string) => boolean): boolean {
+  if (typeof value === 'string') return isSuch(value);
+  if (typeof value !== 'object' || value === null) return false;
+  if (Array.isArray(value)) return value.some((item) => hasText(item, isSuch));
+  return Object.entries(value).some(([name, member]) => isSuch(name) || hasText(member, isSuch));
 }

@@ -21,6 +21,8 @@ import { conditionsOf } from './cedar/parse.ts';
 import { factsOf, type Lists, longToMatch } from './facts.ts';
 import { joinedTerms, ruleReference, strictestFirst } from './hold-terms.ts';
 import { type LimitHit, limitsOf } from './limits.ts';
+import { leavesUnmasked } from './mask-doubt.ts';
+import { parseMask } from './masks.ts';
 import { DecidedNames, entitiesNamed } from './names.ts';
 import type { Narrowing } from './projection.ts';
 import { definitionRule, Registry, TOOL_CHANGED } from './registry.ts';
@@ -72,6 +74,8 @@ export interface Match {
   ambiguousName?: { of: 'tool' | 'server'; meant: string };
   /** The error, for the operator's log; it may quote the request. */
   detail?: string;
+  /** The cause of an error, as the agent and the record are told. */
+  cause?: string;
   /**
    * The ids of statements on which Cedar and the compiled conditions disagree. Raise an alarm: one of the two is wrong.
    * Only Cedar evaluates them from now on.
@@ -274,10 +278,12 @@ export class PolicyEngine {
       const mapped = this.#mapped(request);
       const misnamed = this.#misnamed(request);
       if (misnamed) return { ...misnamed, narrowing: this.#slice(mapped).narrowing };
-      return this.#checked(request, this.#counted(request, mapped, yield* this.#match(mapped)));
+      const match = this.#masked(request, mapped, yield* this.#match(mapped));
+      return this.#checked(request, this.#counted(request, mapped, match));
     } catch (error) {
-      const detail = error instanceof RequestError ? error.message : `the policy engine failed: ${String(error)}`;
-      return { outcome: 'error', hits: [], limits: [], detail };
+      const none = { outcome: 'error', hits: [], limits: [] } as const;
+      if (error instanceof RequestError) return { ...none, detail: error.message, cause: error.message };
+      return { ...none, detail: `the policy engine failed: ${String(error)}` };
     }
   }
 
@@ -372,6 +378,24 @@ export class PolicyEngine {
       : { ...match, hits: [...match.hits, rule].sort(byRuleId) };
   }
 
+  /** Nothing is permitted with masks that leave a value in clear which the tool may find. */
+  #masked({ arguments: root, context }: ActionRequest, { args }: MappedRequest, match: Match): Match {
+    if (match.outcome !== 'permitted') return match;
+    for (const rule of match.hits) {
+      for (const path of rule.annotations.mask ?? []) {
+        // throws where there are more than rules may read
+        if (args.values.size === 0) return match;
+        const mask = parseMask(path);
+        // the arguments of an HTTP request contain its body, and masks apply to paths in the body too
+        const all = [root, Object(root).body as unknown, context];
+        if (!all.some((value) => leavesUnmasked(value, mask))) continue;
+        // what the masks hide is in no projection, so that the decision is not repeated from one
+        return { ...match, ...doubtfulMatch(`arguments${path.slice(1)}`) };
+      }
+    }
+    return match;
+  }
+
   /** Adds the limits, which may depend on more of the request than the statements read. */
   #counted(request: ActionRequest, { args }: MappedRequest, match: Match): Match {
     if (match.outcome !== 'permitted') return match;
@@ -458,12 +482,18 @@ function conclude({ forbids, permits, errors, refused, disputed }: Found<Indexed
     limits: [],
     ...(detail !== undefined && { detail }),
   });
-  const failed = (errors: Found<Indexed>['errors']) =>
-    ended(
-      'error',
-      errors.map(({ rule }) => rule),
-      describe(errors),
-    );
+  const failed = (errors: Found<Indexed>['errors']) => {
+    const ids = errors.map(({ rule }) => rule.id).sort();
+    return {
+      ...ended(
+        'error',
+        errors.map(({ rule }) => rule),
+        describe(errors),
+      ),
+      // the engine's own words may quote what the agent must not read, such as labels
+      cause: `a condition of ${ids.join(', ')} fails on this request`,
+    };
+  };
   if (disputed) {
     const ids = disputed.map(({ id }) => id).sort();
     const detail = `Cedar and the compiled conditions differ about ${ids.join(', ')}`;
@@ -524,7 +554,10 @@ export function settle(match: Match, state: SettleState): Verdict {
   });
   switch (match.outcome) {
     case 'error':
-      return { ...verdict('deny', hits[0]), deny_reason: POLICY_ERROR };
+      return {
+        ...verdict('deny', hits[0]),
+        deny_reason: match.cause === undefined ? POLICY_ERROR : `${POLICY_ERROR}: ${match.cause}`,
+      };
     case 'ambiguous':
       return { ...verdict('deny', hits[0]), deny_reason: doubtOf(match) };
     case 'forbidden':

@@ -1,7 +1,13 @@
 import { FACT_LIMITS, type FactValue } from '../../domain/session-facts.ts';
 
-/** Limits on an agent's arguments. `text`: characters in a text that a rule reads. */
-export const ARGUMENT_LIMITS = { depth: 16, leaves: 2_000, keyLength: 1_024, text: 16_384 } as const;
+/**
+ * Limits on an agent's arguments. `text`: characters in a text that a rule reads. `steps`: characters of all keys, and of
+ * what programs may make of them; a character beyond ASCII counts as `wide` of them.
+ */
+export const ARGUMENT_LIMITS = {
+  ...{ depth: 16, leaves: 2_000, keyLength: 1_024, text: 16_384 },
+  ...{ steps: 2 ** 19, wide: 16 },
+} as const;
 
 /** A Cedar decimal is a 64-bit integer of ten-thousandths. */
 const MAX_TEN_THOUSANDTHS = 2n ** 63n - 1n;

@@ -16,7 +16,7 @@ const NONE: ReadonlySet<string> = new Set();
  */
 export function factsOf(
   facts: readonly Fact[],
-  { str, list }: Pick<Arguments, 'str' | 'list'>,
+  args: Pick<Arguments, 'str' | 'list'>,
   lists: Lists,
   patterns: ReadonlyMap<string, Pattern>,
 ): ReadonlySet<string> {
@@ -24,7 +24,7 @@ export function factsOf(
   const found = new Set<string>();
   for (const fact of facts) {
     const { key, path, any } = fact;
-    const texts = textsAt({ str, list }, path);
+    const texts = textsAt(args, path);
     const has = 'list' in fact ? inList(lists.get(fact.list)) : patterns.get(fact.pattern)?.test;
     if (!has || texts.length === 0) continue;
     if (any ? texts.some(has) : texts.every(has)) found.add(key);

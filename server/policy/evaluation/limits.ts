@@ -211,7 +211,7 @@ function spent(
     const exact = request.estimated_value === undefined ? undefined : exactDecimal(request.estimated_value);
     const units = exact === undefined ? undefined : tenThousandths(exact);
     if (units === undefined) throw new Doubt('estimated_value');
-    if (request.value_currency?.toUpperCase() !== currency) throw new Doubt('value_currency');
+    if (request.value_currency !== currency) throw new Doubt('value_currency');
     return units;
   }
   const key = argumentKey(of);

@@ -63,9 +63,9 @@ export function applyMasks(value: unknown, masks: readonly Mask[]): unknown {
   return value;
 }
 
-type Container = unknown[] | Record<string, unknown>;
+export type Container = unknown[] | Record<string, unknown>;
 
-function isContainer(value: unknown): value is Container {
+export function isContainer(value: unknown): value is Container {
   return typeof value === 'object' && value !== null && !exactJson.isRawJSON?.(value);
 }
 

@@ -32,8 +32,8 @@ const MEMBERS: Readonly<Record<string, readonly (keyof ActionRequest)[]>> = {
   currency: ['value_currency'],
   amount: ['estimated_value'],
   source_ip: ['source_ip'],
-  host: ['resource'],
-  // how a path is normalized depends on whether there is a method
+  // how a path is normalized, and what of a resource is in doubt, depends on whether there is a method
+  host: ['resource', 'method'],
   path: ['resource', 'method'],
 };
 const ARGUMENT_ATTRIBUTES: ReadonlySet<string> = new Set(['str', 'num', 'bool', 'list', 'facts']);

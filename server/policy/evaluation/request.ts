@@ -1,8 +1,10 @@
 import { isIP } from 'node:net';
-import path from 'node:path';
 import type { ActionRequest } from '../../domain/policy.ts';
 import { folded } from '../../lib/folded.ts';
+import { quoted, visible } from '../../lib/visible.ts';
 import type { EntityWithAncestors } from '../language/head.ts';
+import { CURRENCY, type Doubted, isMethod, location, readsAlike } from '../language/resource.ts';
+import { displayPath } from './ambiguity.ts';
 import { type EngineCall, engineCall } from './cedar/call.ts';
 import type { RequestValues } from './cedar/question.ts';
 import { ARGUMENT_LIMITS, exactDecimal } from './exact.ts';
@@ -32,6 +34,93 @@ export interface Arguments {
   root: unknown;
 }
 
+/** The arguments of a request, flattened when a rule first reads one: most rules read none. */
+class LazyArguments implements Arguments {
+  readonly root: unknown;
+  readonly #context: unknown;
+  #found: Arguments | undefined;
+
+  constructor(root: unknown, context: unknown) {
+    this.root = root;
+    this.#context = context;
+  }
+
+  get #flat(): Arguments {
+    this.#found ??= flatten(this.root, this.#context);
+    return this.#found;
+  }
+
+  get str() {
+    return this.#flat.str;
+  }
+  get num() {
+    return this.#flat.num;
+  }
+  get bool() {
+    return this.#flat.bool;
+  }
+  get list() {
+    return this.#flat.list;
+  }
+  get values() {
+    return this.#flat.values;
+  }
+  get respelled() {
+    return this.#flat.respelled;
+  }
+  get aliases() {
+    return this.#flat.aliases;
+  }
+}
+
+/**
+ * Counts what flattening would work through, in as many steps as there are values, and throws where that is too much:
+ * nothing is folded or concatenated before.
+ */
+function weigh(value: unknown, keyLength: number, depth: number, spent: { leaves: number; steps: number }): void {
+  if (depth > ARGUMENT_LIMITS.depth) throw new RequestError(TOO_DEEP);
+  const step = (characters: number) => {
+    spent.steps += characters;
+    if (spent.steps > ARGUMENT_LIMITS.steps) throw new RequestError('the names of the arguments are too long in all');
+  };
+  const isList = Array.isArray(value);
+  const names = !isList && typeof value === 'object' && value !== null ? Object.keys(value) : [];
+  if (!(isList && value.length > 0) && names.length === 0 && ++spent.leaves > ARGUMENT_LIMITS.leaves) {
+    throw new RequestError(`the arguments have more than ${ARGUMENT_LIMITS.leaves} values`);
+  }
+  if (isList) {
+    step(keyLength + '.length'.length);
+    const key = keyLength + `[${value.length}]`.length;
+    for (const item of value) {
+      step(key);
+      weigh(item, key, depth + 1, spent);
+    }
+    return;
+  }
+  for (const name of names) {
+    const member = (value as Record<string, unknown>)[name];
+    if (member === undefined) continue;
+    const key = keyLength + 1 + name.length;
+    step(key + aliasSteps(name, keyLength));
+    if (!ASCII.test(name)) step(ARGUMENT_LIMITS.wide * name.length);
+    weigh(member, key, depth + 1, spent);
+  }
+}
+
+const ASCII = /^[\0-\x7f]*$/;
+
+/** At most the characters of the aliases of a name and of the keys that they lead to. */
+function aliasSteps(name: string, keyLength: number): number {
+  if (!NESTING.test(name)) return 0;
+  let brackets = 0;
+  for (let at = name.indexOf('['); at >= 0 && brackets <= ARGUMENT_LIMITS.depth; at = name.indexOf('[', at + 1)) {
+    brackets++;
+  }
+  return (2 * brackets + 3) * (keyLength + name.length);
+}
+
+const NESTING = /[ .[]/;
+
 /**
  * Flattens an agent's arguments and the caller's additional context (keys under `context`).
  *
@@ -43,8 +132,8 @@ export interface Arguments {
  *   them and the tool the other.
  * - An argument named `context` becomes `arguments.context`, so that an agent cannot forge the caller's context.
  *
- * Throws a RequestError for more than 2,000 leaves, a depth over 16, a key longer than 1,024, or a value that JSON
- * cannot represent.
+ * Throws a RequestError for more than 2,000 leaves, a depth over 16, a key longer than 1,024, names that are too long in
+ * all, or a value that JSON cannot represent.
  */
 export function flatten(args: unknown, context: unknown): Arguments {
   const found: Arguments = {
@@ -57,64 +146,53 @@ export function flatten(args: unknown, context: unknown): Arguments {
     aliases: new Set(),
     root: args,
   };
-  let leaves = 0;
+  const spent = { leaves: 0, steps: 0 };
+  if (context !== undefined && context !== null) weigh(context, 'context'.length, 0, spent);
+  if (args !== undefined && args !== null) weigh(args, 0, 0, spent);
 
   const register = ({ key, fold }: ArgumentKey, value: unknown): void => {
     // one character may fold to 18, so both forms are bounded
     if (Math.max(key.length, fold.length) > ARGUMENT_LIMITS.keyLength) {
       throw new RequestError(`an argument key is longer than ${ARGUMENT_LIMITS.keyLength} characters`);
     }
-    if (found.values.has(key)) throw new RequestError(`two arguments have the key ${key}`);
+    if (found.values.has(key)) throw new RequestError(`two arguments have the key ${named(key)}`);
     found.values.set(key, value);
     if (fold === key) return;
     const others = found.respelled.get(fold);
     if (others) others.push(key);
     else found.respelled.set(fold, [key]);
   };
-  const leaf = (): void => {
-    if (++leaves > ARGUMENT_LIMITS.leaves) {
-      throw new RequestError(`the arguments have more than ${ARGUMENT_LIMITS.leaves} values`);
-    }
-  };
   const numeric = (key: string, value: number | string): void => {
     const exact = exactDecimal(value);
     if (exact !== undefined) found.num.set(key, exact);
   };
-  const visit = (value: unknown, at: ArgumentKey, depth: number): void => {
+  const visit = (value: unknown, at: ArgumentKey): void => {
     const { key } = at;
-    if (depth > ARGUMENT_LIMITS.depth) throw new RequestError(TOO_DEEP);
     switch (typeof value) {
       case 'string': {
-        leaf();
         const text = value.toWellFormed();
         found.str.set(key, text);
         numeric(key, text);
         return;
       }
       case 'number':
-        leaf();
-        if (!Number.isFinite(value)) throw new RequestError(`the argument ${key} is not a finite number`);
-        if (Math.abs(value) > Number.MAX_SAFE_INTEGER) throw new RequestError(`the argument ${key} is beyond 2^53`);
+        if (!Number.isFinite(value)) throw new RequestError(`${named(key)} is not a finite number`);
+        if (Math.abs(value) > Number.MAX_SAFE_INTEGER) throw new RequestError(`${named(key)} is beyond 2^53`);
         numeric(key, value);
         return;
       case 'boolean':
-        leaf();
         found.bool.set(key, value);
         return;
       case 'object':
         break;
       default:
-        throw new RequestError(`the argument ${key} has the unsupported type ${typeof value}`);
+        throw new RequestError(`${named(key)} has the unsupported type ${typeof value}`);
     }
-    if (value === null) {
-      leaf();
-      return;
-    }
+    if (value === null) return;
     if (Array.isArray(value)) {
       const length = memberKey(at, 'length');
       register(length, value.length);
       found.num.set(length.key, `${value.length}.0`);
-      if (value.length === 0) leaf();
       if (value.every((item) => typeof item === 'string')) {
         found.list.set(
           key,
@@ -122,33 +200,33 @@ export function flatten(args: unknown, context: unknown): Arguments {
         );
       }
       for (const [n, item] of value.entries()) {
-        enter(item, { key: `${key}[${n}]`, fold: `${at.fold}[${n}]` }, depth + 1);
+        enter(item, { key: `${key}[${n}]`, fold: `${at.fold}[${n}]` });
       }
       return;
     }
-    let members = 0;
     for (const written of Object.keys(value)) {
       const member = (value as Record<string, unknown>)[written];
       if (member === undefined) continue;
-      members++;
       const name = written.toWellFormed();
       for (const alias of aliasesOf(name)) found.aliases.add(memberKey(at, alias).fold);
-      enter(member, memberKey(at, name), depth + 1);
+      enter(member, memberKey(at, name));
     }
-    if (members === 0) leaf();
   };
-  const enter = (value: unknown, at: ArgumentKey, depth: number): void => {
+  const enter = (value: unknown, at: ArgumentKey): void => {
     register(at, value);
-    visit(value, at, depth);
+    visit(value, at);
   };
 
-  if (context !== undefined && context !== null) enter(context, { key: 'context', fold: 'context' }, 0);
+  if (context !== undefined && context !== null) enter(context, { key: 'context', fold: 'context' });
   if (args !== undefined && args !== null) {
     if (typeof args !== 'object') found.values.set('', args);
-    visit(args, ROOT, 0);
+    visit(args, ROOT);
   }
   return found;
 }
+
+/** An argument in the words of an error, which the record and people read. */
+const named = (key: string) => visible(displayPath(key));
 
 /** A key, and the same key as programs see it that ignore case, width and invisible characters. */
 export interface ArgumentKey {
@@ -174,7 +252,7 @@ const NONE: readonly string[] = [];
  * elements of `a`, and some turn a dot, a space or an unclosed bracket into `_`. Ordinary JSON names have no aliases.
  */
 export function aliasesOf(name: string): readonly string[] {
-  if (!/[ .[]/.test(name)) return NONE;
+  if (!NESTING.test(name)) return NONE;
   const [base = '', ...inner] = name.split('[');
   if (inner.length > ARGUMENT_LIMITS.depth) throw new RequestError(TOO_DEEP);
   const found = new Set<string>();
@@ -213,14 +291,27 @@ export interface Reads {
  */
 export class MappedRequest {
   readonly values: RequestValues;
-  /** Whether the request has an `estimated_value` without an exact decimal form, so that the context has no amount. */
-  readonly inexactValue: boolean;
-  readonly #sessionId: string | undefined;
+  readonly #request: ActionRequest;
 
-  constructor(values: RequestValues, inexactValue: boolean, sessionId: string | undefined) {
+  constructor(values: RequestValues, request: ActionRequest) {
     this.values = values;
-    this.inexactValue = inexactValue;
-    this.#sessionId = sessionId;
+    this.#request = request;
+  }
+
+  /** Whether what the rule would read of this member is not what every program reads there. */
+  isInDoubt(member: Doubted): boolean {
+    const { estimated_value, resource, method, value_currency } = this.#request;
+    switch (member) {
+      case 'estimated_value':
+        // it has no exact decimal form, so that the context has no amount
+        return estimated_value !== undefined && this.values.context.amount === undefined;
+      case 'resource':
+        return resource !== undefined && !readsAlike(resource, method !== undefined);
+      case 'method':
+        return method !== undefined && !isMethod(method);
+      case 'value_currency':
+        return value_currency !== undefined && !CURRENCY.test(value_currency);
+    }
   }
 
   get args(): Arguments {
@@ -248,7 +339,7 @@ export class MappedRequest {
 
   /** Every text passed to the engine, other than arguments, by the name of its request field. */
   get texts(): ReadonlyMap<string, string> {
-    return textsOf(this.values, this.#sessionId);
+    return textsOf(this.values, this.#request.session_id);
   }
 
   /** The engine's input, with only the context and arguments in `reads`. The schema has the groups of the action. */
@@ -265,10 +356,10 @@ const ISO_TIME = /^\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\
  * Checks a request and maps it to the engine's entities and context. The agent's JSON never reaches the context
  * unchanged: `{"__entity": …}` in an argument would become an entity there.
  *
- * Values that policies compare are normalized, so that another spelling of the same value cannot bypass a rule: method
- * and currency in upper case; a host without port and trailing dot; a path without dot segments (for a URL, or with a
- * method, also without query and with unreserved characters decoded, RFC 3986 §6.2.2); an IPv4-mapped IPv6 address as
- * IPv4.
+ * Values that policies compare are normalized, so that another spelling of the same value cannot bypass a rule: the method
+ * in upper case; a host without port and trailing dot; a path without dot segments (for a URL, or with a method, also
+ * without query and with unreserved characters decoded, RFC 3986 §6.2.2); an IPv4-mapped IPv6 address as IPv4. What
+ * programs read in more ways than that is in doubt (`isInDoubt`).
  */
 export function mapRequest(
   request: ActionRequest,
@@ -282,7 +373,7 @@ export function mapRequest(
   const server = optional(request.tool_server, 'tool_server');
   const groups = Object.hasOwn(actions, actionType) ? actions[actionType] : undefined;
   if (!groups || groups.length === 0)
-    throw new RequestError(`the action type ${JSON.stringify(actionType)} is not in the schema`);
+    throw new RequestError(`the action type ${quoted(actionType)} is not in the schema`);
 
   const context: RequestValues['context'] = {
     risk_score: roundedUp(within(request.risk_score ?? 1, 0, 1, 'risk_score')),
@@ -299,24 +390,27 @@ export function mapRequest(
   const method = optional(request.method, 'method');
   if (method !== undefined) context.method = method.toUpperCase();
   const currency = optional(request.value_currency, 'value_currency');
-  if (currency !== undefined) context.currency = currency.toUpperCase();
+  if (currency !== undefined) context.currency = currency;
   const value = request.estimated_value;
   const amount =
     value === undefined ? undefined : exactDecimal(within(value, -MAX_VALUE, MAX_VALUE, 'estimated_value'));
   if (amount !== undefined) context.amount = amount;
   const address = optional(request.source_ip, 'source_ip');
   if (address !== undefined) context.source_ip = ipAddress(address);
-  Object.assign(context, location(optional(request.resource, 'resource'), method !== undefined));
+  const resource = optional(request.resource, 'resource');
+  const found = resource === undefined ? {} : location(resource, method !== undefined);
+  if (!found) throw new RequestError('resource is neither a URL nor a path');
+  Object.assign(context, found);
 
   const owner = optional(request.owner, 'owner');
-  const args = flatten(request.arguments, request.context);
+  const args = new LazyArguments(request.arguments, request.context);
   const values: RequestValues = {
     agent: { id: agentId, role, owner, labels: agent_labels },
     action: { type: actionType, groups },
     tool: { id: tool, server, ...(server !== undefined && { labels: tool_labels, trust }) },
     ...{ context, session, args },
   };
-  return new MappedRequest(values, value !== undefined && amount === undefined, request.session_id);
+  return new MappedRequest(values, request);
 }
 
 function textsOf({ context, agent }: RequestValues, session_id: string | undefined): ReadonlyMap<string, string> {
@@ -396,30 +490,4 @@ function ipAddress(text: string): string {
   const [, high, low] = /^::ffff:([0-9a-f]{1,4}):([0-9a-f]{1,4})$/.exec(canonical) ?? [];
   if (high === undefined || low === undefined) return canonical;
   return [high, low].flatMap((half) => [Number.parseInt(half, 16) >> 8, Number.parseInt(half, 16) & 255]).join('.');
-}
-
-function location(resource: string | undefined, http: boolean): { host?: string; path?: string } {
-  if (resource === undefined) return {};
-  const url = URL.parse(resource);
-  // clients also accept `http:/host`, `https:\\host` and leading white space
-  if (url?.host || /^[A-Za-z][A-Za-z0-9+.-]*:\/\//.test(resource)) {
-    if (!url) throw new RequestError('resource is neither a URL nor a path');
-    return { host: url.hostname.replace(/\.$/, '').toLowerCase(), path: httpPath(url.pathname) };
-  }
-  return { path: http ? httpPath(resource) : withoutDots(resource) };
-}
-
-function httpPath(text: string): string {
-  return withoutDots(decodeUnreserved(text.replace(/[?#].*$/s, '')));
-}
-
-function decodeUnreserved(text: string): string {
-  return text.replace(/%([0-9A-Fa-f]{2})/g, (octet, hex: string) => {
-    const character = String.fromCharCode(Number.parseInt(hex, 16));
-    return /[A-Za-z0-9\-._~]/.test(character) ? character : octet.toUpperCase();
-  });
-}
-
-function withoutDots(text: string): string {
-  return /(?:^|\/)\.{1,2}(?:\/|$)|\/\//.test(text) ? path.posix.normalize(text) : text;
 }

@@ -36,7 +36,12 @@ export interface Slice {
 export function sliceOf(fitting: Indexed[], schema: string, asking: Asking, sessions: SessionRules): Slice {
   const permits = fitting.some(({ statement }) => statement.effect === 'permit');
   const statements = permits ? fitting : fitting.filter(({ guardrail }) => !guardrail);
-  const reads = readsOf(statements.map(({ statement, head }) => ({ rule: statement, head })));
+  const reads = readsOf(
+    statements.map(({ statement, head }) => ({
+      ...{ rule: statement, head },
+      nullable: statement.annotations.null !== undefined,
+    })),
+  );
   const attributes = union(statements.map(({ head }) => head.attributes));
   const narrow = attributes && narrowed(schema, attributes);
   const facts = [...new Map(statements.flatMap(({ head }) => head.facts.map((fact) => [fact.key, fact]))).values()];

@@ -74,6 +74,7 @@ const READERS: { [K in AnnotationName]: Reader<NonNullable<Annotations[K]>> } = 
       (value.in === undefined || (value.of !== undefined && isArgumentPath(value.in))) &&
       (value.per === undefined || isLimitKey(value.per)),
   },
+  null: oneOf(['absent'] as const),
   fact: {
     parse: parseDeclarations,
     check: (value) => Array.isArray(value) && value.length > 0 && value.every(isDeclaration),

@@ -51,6 +51,8 @@ interface Slice {
   whole: boolean;
   attributes: ReadonlySet<string>;
   paths: ReadonlySet<string>;
+  /** Whether one of the statements masks. */
+  masked: boolean;
   /** Clauses name the principal, and so may read its id, owner or labels, or a limit counts each agent separately. */
   principal: boolean;
   session: SessionNeeds;
@@ -111,7 +113,7 @@ export class Questions {
   keyOf(request: ActionRequest): string {
     const slice = this.#slice(request);
     if (slice.whole || !isPlain(request)) return `= ${JSON.stringify(request)}`;
-    const { attributes, paths, principal } = slice;
+    const { attributes, masked, paths, principal } = slice;
     const reads = (...names: string[]) => names.some((name) => attributes.has(name));
     const { agent_id, tool_pin } = request;
     const others = Object.entries(request).filter(([name]) => !KNOWN.has(name) && !UNREAD.has(name));
@@ -137,6 +139,8 @@ export class Questions {
       session ? [request.session_id, request.session] : 0,
       others,
     ];
+    // what a mask would leave in clear depends on all of them
+    if (masked) return `${JSON.stringify(key)} ${JSON.stringify([request.arguments, request.context])}`;
     return `${JSON.stringify(key)} ${shape(request.arguments, '', paths)} ${shape(request.context, 'context', paths)}`;
   }
 
@@ -171,6 +175,7 @@ export class Questions {
         attributes.includes(null),
       attributes: new Set(attributes.flatMap((list) => list ?? [])),
       paths: new Set(paths.map(({ path }) => path)),
+      masked: fitting.some(({ annotations }) => annotations.mask !== undefined),
       principal: fitting.some((statement) => statement.principal),
       session: {
         any: asked.some(({ session }) => session.any),

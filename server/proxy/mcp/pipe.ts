@@ -33,7 +33,7 @@ export class Pipe implements Link {
     this.#input = input;
     this.#output = output;
     this.#most = options.maxBytes;
-    this.#read = options.strict ? readJson : readLenient;
+    this.#read = options.strict ? (line) => readJson(line) : readLenient;
   }
 
   async start(): Promise<void> {

@@ -76,6 +76,10 @@ when {
 
 @id("goodwill") @budget("200 EUR/d of arguments.total in arguments.currency per tenant")
 permit(principal in AgentRole::"support-bot", action == Action::"tool_call", resource == Tool::"give_credit");
+
+@id("noted") @null("absent")
+permit(principal in AgentRole::"support-bot", action == Action::"tool_call", resource == Tool::"note")
+unless { context.str.hasTag("cc") };
 `;
 
 export interface RequestCase {
@@ -119,7 +123,7 @@ const wire = { ...payment, estimated_value: 50, arguments: { kind: 'wire' } };
 
 const NOTHING = 'no policy permits this action';
 const denied = (deny_reason: string, rule: string | null = null) => ({ decision: 'deny', rule, deny_reason });
-const failed = denied('policy_error');
+const failed = (cause: string, rule?: string) => denied(`policy_error: ${cause}`, rule);
 const FOREIGN = 'DROP and DELETE, and sources outside the company, are never allowed';
 
 export const REQUESTS: RequestCase[] = [
@@ -135,9 +139,9 @@ export const REQUESTS: RequestCase[] = [
     expect: denied(NOTHING),
   },
   {
-    name: 'a currency in lower case is the same currency',
+    name: 'a currency that is no code of ISO 4217 is in doubt',
     request: { ...payment, estimated_value: 100.51, value_currency: 'eur' },
-    expect: { decision: 'escrow', rule: 'pol_demo#1' },
+    expect: denied('argument_in_doubt: value_currency', 'pol_demo#1'),
   },
   {
     name: 'a risk just over 0.8 meets the guardrail',
@@ -233,13 +237,38 @@ export const REQUESTS: RequestCase[] = [
   { name: 'a read is masked', request: query, expect: { decision: 'allow_with_masking', rule: 'pol_demo#5' } },
   {
     name: 'the same read by its URL',
-    request: { ...query, resource: 'https://crm.example.com:8443/v1/./customers/%34%32?expand=card#top' },
+    request: { ...query, resource: 'https://crm.example.com:8443/v1/customers/%34%32?expand=card#top' },
     expect: { decision: 'allow_with_masking', rule: 'pol_demo#5' },
   },
   {
-    name: 'dot segments lead out of what is permitted',
+    name: 'a path with dot segments is in doubt',
     request: { ...query, resource: '/v1/customers/../admin' },
-    expect: denied(NOTHING),
+    expect: denied('argument_in_doubt: resource', 'pol_demo#5'),
+  },
+  {
+    name: 'a host of which two parsers find two is in doubt',
+    request: {
+      ...support,
+      action_type: 'api_call',
+      method: 'get',
+      resource: 'https://api.example.com\\@evil.example/x',
+    },
+    expect: denied('argument_in_doubt: resource', 'pol_demo#ticketed'),
+  },
+  {
+    name: 'what a mask would leave in clear is in doubt',
+    request: { ...query, arguments: { card: [{ number: '4111' }] } },
+    expect: denied('argument_in_doubt: arguments.card.number'),
+  },
+  {
+    name: 'a null that the rule calls absent',
+    request: { ...support, tool_name: 'note', arguments: { cc: null } },
+    expect: { decision: 'allow', rule: 'pol_demo#noted' },
+  },
+  {
+    name: 'arguments nested deeper than a rule can read',
+    request: { ...message, arguments: Array.from({ length: 17 }).reduce<unknown>((inner) => ({ a: inner }), 1) },
+    expect: failed('the arguments are nested deeper than 16 levels'),
   },
   {
     name: 'the same read with a statement that drops',
@@ -317,24 +346,44 @@ export const REQUESTS: RequestCase[] = [
   {
     name: 'two arguments under one key',
     request: { ...support, arguments: { 'refund.total': 1, refund: { total: 9_999 } } },
-    expect: failed,
+    expect: failed('two arguments have the key arguments.refund.total'),
   },
-  { name: 'an unknown action type', request: { ...support, action_type: 'rocket_launch' }, expect: failed },
-  { name: 'a group is not an action type', request: { ...support, action_type: 'write' }, expect: failed },
+  {
+    name: 'an unknown action type',
+    request: { ...support, action_type: 'rocket_launch' },
+    expect: failed('the action type "rocket_launch" is not in the schema'),
+  },
+  {
+    name: 'a group is not an action type',
+    request: { ...support, action_type: 'write' },
+    expect: failed('the action type "write" is not in the schema'),
+  },
   {
     name: 'an amount that a decimal cannot hold',
     request: { ...payment, estimated_value: 1e18 },
-    expect: failed,
+    expect: failed('estimated_value is not a number from -922337203685477 to 922337203685477'),
   },
   {
     name: 'a number beyond 2^53 in the arguments',
     request: { ...support, arguments: { refund: { total: 1e18 } } },
-    expect: failed,
+    expect: failed('arguments.refund.total is beyond 2^53'),
   },
-  { name: 'a risk over 1', request: { ...support, risk_score: 1.5 }, expect: failed },
-  { name: 'a time that is no time', request: { ...support, now: 'yesterday' }, expect: failed },
-  { name: 'an address that is no address', request: { ...support, source_ip: '10.0.0.0/8' }, expect: failed },
-  { name: 'no agent', request: { ...support, agent_id: '' }, expect: failed },
+  {
+    name: 'a risk over 1',
+    request: { ...support, risk_score: 1.5 },
+    expect: failed('risk_score is not a number from 0 to 1'),
+  },
+  {
+    name: 'a time that is no time',
+    request: { ...support, now: 'yesterday' },
+    expect: failed('now is not an ISO 8601 time'),
+  },
+  {
+    name: 'an address that is no address',
+    request: { ...support, source_ip: '10.0.0.0/8' },
+    expect: failed('source_ip is not an IP address'),
+  },
+  { name: 'no agent', request: { ...support, agent_id: '' }, expect: failed('agent_id is missing') },
   {
     name: 'a lone surrogate in an argument',
     request: { ...closing, arguments: { customer: { id: '\uD83D' } } },
@@ -369,7 +418,7 @@ export const REQUESTS: RequestCase[] = [
       resource: '/srv/faq.md',
       session: { call_count: 1, started: support.now },
     },
-    expect: denied('policy_error', 'pol_demo#counting-overflow'),
+    expect: failed('a condition of pol_demo#counting-overflow fails on this request', 'pol_demo#counting-overflow'),
   },
   {
     name: 'a fact of the caller',
@@ -416,7 +465,7 @@ export const REQUESTS: RequestCase[] = [
       resource: 'https://api.example.com/x',
       arguments: { context: { ticket: 'T-1' }, 'context.ticket': 'T-2' },
     },
-    expect: failed,
+    expect: failed('two arguments have the key arguments.context.ticket'),
   },
   {
     name: 'an argument named context is not the context',
