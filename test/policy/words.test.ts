@@ -77,3 +77,62 @@ test('offers no mending that would be another rule', () => {
   expect(found!.fix).toBeUndefined();
   for (const { fix } of compile(`${ANY} when { context.zzz == 5 };`).errors) expect(fix).toBeUndefined();
 });
+
+const whenContext = (attribute: string, clause: string) => `${ANY} when { context has ${attribute} && (${clause}) };`;
+
+test.each<[attribute: string, clause: string, meant: string | undefined]>([
+  ['host', 'context.host == "Evil.Example"', 'evil.example'],
+  ['host', 'context.host == "b\u00fccher.example"', 'xn--bcher-kva.example'],
+  ['host', 'context.host == "evil.example."', 'evil.example'],
+  ['host', '"evil.example:443" == context.host', 'evil.example'],
+  ['host', 'context.host != "https://evil.example"', 'evil.example'],
+  ['host', '["good.example", "2001:DB8::1"].contains(context.host)', '[2001:db8::1]'],
+  ['host', 'context.host like "*.Evil.Example"', '*.evil.example'],
+  ['host', 'context.host like "*.example:*"', undefined],
+  ['method', 'context["method"] == "post"', 'POST'],
+  ['method', '["post", "GET"].contains(context.method)', 'POST'],
+  ['method', 'context.method like "p*"', 'P*'],
+  ['currency', 'context.currency == "eur"', 'EUR'],
+  ['currency', 'context.currency == "EURO"', undefined],
+  ['path', 'context.path == "/a/../b"', '/b'],
+  ['path', 'context.path == "/admin?x=1"', '/admin'],
+  ['path', 'context.path like "/%61dmin/*"', undefined],
+  ['path', 'context.path == "/%61dmin"', '/admin'],
+  ['path', 'context.path == "admin"', undefined],
+  ['path', 'context.path like "admin*"', undefined],
+])('a literal that no %s is like is an error: %s', (attribute, clause, meant) => {
+  const text = whenContext(attribute, clause);
+  const [error, ...others] = compile(text).errors;
+  expect(others).toEqual([]);
+  expect(error!.message).toMatch(/, and never "/);
+  if (meant === undefined) return expect(error!.fix).toBeUndefined();
+  expect(error!.message).toContain(`did you mean "${meant}"?`);
+  const mended = apply(text, error!.fix!);
+  expect(mended).toContain(`"${meant}"`);
+  expect(compile(mended).errors).toEqual([]);
+});
+
+test.each([
+  ['host', 'context.host == "evil.example" && ["[2001:db8::1]", "10.0.0.1", ""].contains(context.host)'],
+  ['host', 'context.host like "*.evil.example" || context.host like "*" || context.host like "10.*"'],
+  ['method', 'context.method == "M-SEARCH" || context.method like "P*T"'],
+  ['currency', 'context.currency == "EUR"'],
+  ['path', 'context.path == "/srv/\u00dcbersicht 1.pdf" || context.path like "/%C3%BC/*" || context.path == "/"'],
+  ['path', 'context.path like "*.pdf" || context.path == "memo:insights" || context.path like "memo:*"'],
+])('a literal that a %s can be is none: %s', (attribute, clause) => {
+  expect(compile(whenContext(attribute, clause)).errors).toEqual([]);
+});
+
+test('the same text is always refused in the same words', () => {
+  const schema = schemaFor();
+  for (const text of [
+    'permit(principal == User::"alice", action, resource);',
+    'permit(principal in Group::"x", action, resource == Resource::"y");',
+    'permit(principal == Foo::"alice", action, resource);',
+    `${ANY} when { principal.department == "x" && context.hots == "y" };`,
+  ]) {
+    const said = Array.from({ length: 6 }, () => JSON.stringify(compilePolicy(new CedarHost(), 'p', text, schema)));
+    expect(new Set(said).size, text).toBe(1);
+  }
+  expect(compile('permit(principal == User::"alice", action, resource);').errors[0]!.message).toContain('`Agent`');
+});

@@ -5,6 +5,7 @@ import { isGuardrail } from './annotations.ts';
 import { factFaults, listsOf, openPatterns } from './facts.ts';
 import { readHead } from './head.ts';
 import { type CedarHost, EngineError } from './host.ts';
+import { foreignLiterals } from './literals.ts';
 import { neverApplies } from './never.ts';
 import { Positions, scan, type Token } from './scan.ts';
 import { sessionFaults } from './session-facts.ts';
@@ -117,7 +118,8 @@ function compile(
     for (const { annotation, message } of one.faults) errors.push(words.own(message, at(annotation)));
     for (const { annotation, message } of one.warnings) warnings.push(words.own(message, at(annotation)));
 
-    for (const { start, message } of [...factFaults(own, lists), ...sessionFaults(own, declared)]) {
+    const foreign = foreignLiterals(est.conditions, own);
+    for (const { start, message } of [...factFaults(own, lists), ...sessionFaults(own, declared), ...foreign]) {
       errors.push(words.own(message, start));
     }
     for (const { start, message } of openPatterns(own)) warnings.push({ ...positions.at(start), message });

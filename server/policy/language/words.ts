@@ -34,6 +34,12 @@ const TYPES: Record<string, string> = {
 };
 /** What people who know another language write, and its Cedar equivalent. */
 const SAME: Record<string, string> = { and: '&&', or: '||', not: '!', '&': '&&', '|': '||' };
+/** The types of entities that policies name, and what other schemas call them. */
+const NAMED = ['Agent', 'AgentRole', 'Tool', 'ToolServer', 'Action'];
+const FOREIGN: Record<string, string> = {
+  ...{ User: 'Agent', Principal: 'Agent', Role: 'AgentRole', Group: 'AgentRole', UserGroup: 'AgentRole' },
+  ...{ Resource: 'Tool', Server: 'ToolServer' },
+};
 /** What a head compares with, by the word before the comparison. */
 const HEADS: Record<string, string> = { principal: 'Agent', action: 'Action', resource: 'Tool' };
 
@@ -55,7 +61,7 @@ export class ProblemWords {
   /** The engine's finding, in its own words if there is no better wording. */
   of(found: Found, at: number): Diagnostic {
     const { message, fix } = this.#known(found, at) ?? {
-      message: [found.message, found.label, found.help].filter(Boolean).join(' — '),
+      message: [found.message, found.label, helpful(found)].filter(Boolean).join(' — '),
     };
     const mends = fix ?? this.#meant(message, at);
     return { ...this.#positions.at(at), message, ...(mends && { fix: mends }) };
@@ -116,6 +122,18 @@ export class ProblemWords {
       return {
         message:
           'arguments are read by their type: `context.str`, `context.num`, `context.bool` or `context.list`, each with `hasTag("name")` and `getTag("name")`',
+      };
+    }
+    part = is(/^unrecognized entity type `([\w:]+)`$/);
+    if (part) {
+      const [type] = part as [string];
+      const meant = Object.hasOwn(FOREIGN, type) ? FOREIGN[type]! : nearest(type, NAMED);
+      const of = meant === undefined ? `: there are ${NAMED.join(', ')}` : `: did you mean \`${meant}\`?`;
+      const place = this.#source.slice(at).search(new RegExp(`\\b${type}\\b`));
+      const near = meant !== undefined && place >= 0;
+      return {
+        message: `unrecognized entity type \`${type}\`${of}`,
+        fix: near ? this.#replace(at + place, type.length, meant) : undefined,
       };
     }
     part = is(/^unrecognized action `Action::"([^"]*)"`$/);
@@ -303,6 +321,18 @@ export class ProblemWords {
       0,
     );
   }
+}
+
+/**
+ * The engine's advice, without a name that is not near: it looks those up in a hash map, whose order changes, and always
+ * finds one.
+ */
+function helpful({ message, help }: Found): string | null | undefined {
+  const [, meant] = /^did you mean `([^`]+)`\?$/.exec(help ?? '') ?? [];
+  if (meant === undefined) return help;
+  const [, wrong] = /`([^`]+)`/.exec(message) ?? [];
+  const last = (name: string) => name.replace(/^.*::|"/g, '');
+  return wrong !== undefined && nearest(last(wrong), [last(meant)]) !== undefined ? help : undefined;
 }
 
 /** Tokens that end whatever was opened before them. */
