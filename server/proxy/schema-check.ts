@@ -20,17 +20,20 @@ const MOST_WAITING = 100;
 /** A thread that has been idle for this long is ended. */
 const IDLE_MS = 60_000;
 
-/** The question for the worker: does the value fit the schema? */
+/** The question for the worker: what of the value does not fit the schema? */
 export interface SchemaQuestion {
   schema: unknown;
   value: unknown;
 }
-export type SchemaAnswer = { ready: true } | { fits: boolean };
+export type SchemaAnswer = { ready: true } | { fault: string | null };
+
+const GIVEN_UP = 'the schema of the tool takes too long to check';
 
 interface Asked extends SchemaQuestion {
   server: string;
   tool: string;
-  answer: (fits: boolean) => void;
+  /** Null if it fits. */
+  answer: (fault: string | null) => void;
 }
 
 /**
@@ -55,12 +58,15 @@ export class SchemaCheck {
     });
   }
 
-  /** Also false if the schema cannot be understood, refers to another document, or takes too long. */
-  fits({ server, tool }: { server: string; tool: string }, schema: unknown, value: unknown): Promise<boolean> {
+  /**
+   * The first thing that does not fit, with its place in the value; null if all of it fits. A schema that cannot be
+   * understood, refers to another document, or takes too long, fits nothing.
+   */
+  fault({ server, tool }: { server: string; tool: string }, schema: unknown, value: unknown): Promise<string | null> {
     return new Promise((answer) => {
       const known = this.#slow.get(server)?.get(tool);
       const asked = { server, tool, schema, value, answer };
-      if (known && known.givenUp >= MOST_GIVEN_UP && Date.now() < known.until) answer(false);
+      if (known && known.givenUp >= MOST_GIVEN_UP && Date.now() < known.until) answer(GIVEN_UP);
       else (this.#isSlow(server, tool) ? this.#ownLane(server) : this.#shared).ask(asked);
     });
   }
@@ -84,7 +90,7 @@ export class SchemaCheck {
           slow.givenUp++;
           slow.until = Date.now() + PAUSE_MS;
           const waiting = slow.givenUp < MOST_GIVEN_UP ? [] : made.take(({ tool }) => tool === asked.tool);
-          for (const one of [asked, ...waiting]) one.answer(false);
+          for (const one of [asked, ...waiting]) one.answer(GIVEN_UP);
         },
         (asked) => {
           const slow = this.#slow.get(server)?.get(asked.tool);
@@ -130,7 +136,7 @@ class Lane {
     const turn = `${asked.server}\0${asked.tool}`;
     const queue = this.#waiting.get(turn) ?? [];
     if (this.#closed || queue.length >= MOST_WAITING) {
-      asked.answer(false);
+      asked.answer(GIVEN_UP);
       return;
     }
     queue.push(asked);
@@ -153,7 +159,7 @@ class Lane {
   async close(): Promise<void> {
     this.#closed = true;
     for (const asked of [...(this.#running ? [this.#running] : []), ...[...this.#waiting.values()].flat()]) {
-      asked.answer(false);
+      asked.answer(GIVEN_UP);
     }
     this.#waiting.clear();
     await this.#end();
@@ -209,7 +215,7 @@ class Lane {
         const asked = this.#running!;
         this.#running = undefined;
         this.#inTime?.(asked);
-        asked.answer(answer.fits);
+        asked.answer(answer.fault);
       }
       this.#next();
     });

@@ -21,10 +21,17 @@ const OPTIONS = {
 
 port.on('message', ({ schema, value }: SchemaQuestion) => {
   const check = validator(schema);
-  port.postMessage({ fits: check?.(value) === true } satisfies SchemaAnswer);
+  const fault = !check ? 'the schema of the tool cannot be read' : check(value) === true ? null : faultOf(check);
+  port.postMessage({ fault } satisfies SchemaAnswer);
 });
 // its time starts only now: the time it took to get here is not a schema's fault
 port.postMessage({ ready: true } satisfies SchemaAnswer);
+
+/** Where and what, such as `/labels must be array`: without the value. */
+function faultOf({ errors }: ValidateFunction): string {
+  const [first] = errors ?? [];
+  return `${first?.instancePath || '/'} ${first?.message ?? 'does not fit the schema'}`;
+}
 
 /** Undefined for an invalid schema, or one that refers to another document. */
 function validator(schema: unknown): ValidateFunction | undefined {

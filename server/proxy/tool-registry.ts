@@ -2,6 +2,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { pinned } from '../domain/tool-definition.ts';
 import { TOOL_LIMITS, type ToolDefinition } from '../domain/tools.ts';
 import type { Log } from '../lib/log.ts';
+import { oneLine } from '../lib/visible.ts';
 import { DecidedNames } from '../policy/evaluation/names.ts';
 import type { Registry } from '../policy/evaluation/registry.ts';
 import { type ControlPlane, ControlPlaneError } from './control-plane.ts';
@@ -16,6 +17,8 @@ const CURRENT_MS = 3_600_000;
 const ASK_MS = 5_000;
 /** Definitions in one report, in characters of JSON: half of what the control plane accepts. */
 const REPORT_CHARACTERS = 500_000;
+/** Characters of what an agent is told about arguments that do not fit. */
+const MOST_FAULT = 300;
 /** Definitions that are cached by their pin. */
 const MOST_DEFINITIONS = 4_000;
 
@@ -137,7 +140,7 @@ export class ToolRegistry {
     tool: string,
     args: unknown,
     list?: () => Promise<unknown[]>,
-  ): Promise<'arguments_invalid' | `tool_name_in_doubt: ${string}` | undefined> {
+  ): Promise<`arguments_invalid: ${string}` | `tool_name_in_doubt: ${string}` | undefined> {
     const known = this.#known();
     if (known?.isOff(name) !== true) {
       const doubtful = await this.#doubtful(name, tool, list);
@@ -148,9 +151,10 @@ export class ToolRegistry {
     const pins = known.approved(name, tool);
     const approved = now?.pin && pins.includes(now.pin) ? now.definition : undefined;
     const definition = approved ?? (pins[0] && (await this.#definition(name, pins[0]))) ?? now?.definition;
-    if (!definition) return 'arguments_invalid';
-    const fits = await this.#schemas.fits({ server: name, tool }, definition.inputSchema, args);
-    return fits ? undefined : 'arguments_invalid';
+    if (!definition) return 'arguments_invalid: the definition of the tool is not known';
+    const fault = await this.#schemas.fault({ server: name, tool }, definition.inputSchema, args);
+    // the names in it are those of the agent and of the server
+    return fault === null ? undefined : `arguments_invalid: ${oneLine(fault, MOST_FAULT)}`;
   }
 
   async #doubtful(name: string, tool: string, list: (() => Promise<unknown[]>) | undefined) {

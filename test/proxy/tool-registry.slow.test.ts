@@ -338,14 +338,22 @@ test('arguments are checked against the approved schema where the server says so
   await approved(REFUND);
   expect((await call({ amount: 9000 })).decision).toBe('allow');
   await decide(`PUT /v1/tool-servers/${crm}`, { check_arguments: true, mode: 'warn' });
-  for (const args of [{ amount: 9000 }, { amount: '1' }, { amount: 1, note: 'x' }]) {
-    expect(await call(args)).toMatchObject({ decision: 'deny', reason: 'arguments_invalid' });
+  for (const [args, fault] of [
+    [{ amount: 9000 }, '/amount must be'],
+    [{ amount: '1' }, '/amount must be'],
+    [{ amount: 1, note: 'x' }, '/ must NOT have additional properties'],
+  ] as const) {
+    const reason = expect.stringContaining(`arguments_invalid: ${fault}`);
+    expect(await call(args)).toMatchObject({ decision: 'deny', reason });
   }
   expect((await call({ amount: 2 })).decision).toBe('allow');
   // a wider schema that nobody approved does not make them fit
   pages = [[{ ...REFUND, inputSchema: { type: 'object' } }]];
   await list();
-  expect(await call({ amount: 9000 })).toMatchObject({ decision: 'deny', reason: 'arguments_invalid' });
+  expect(await call({ amount: 9000 })).toMatchObject({
+    decision: 'deny',
+    reason: expect.stringContaining('arguments_invalid: /amount must be'),
+  });
   expect(calls).toEqual([{ amount: 9000 }, { amount: 2 }]);
 });
 
