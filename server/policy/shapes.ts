@@ -3,6 +3,7 @@ import { DECISIONS } from '../domain/decision.ts';
 import { HOLD_KIND_NAMES } from '../domain/hold-kinds.ts';
 import { POLICY_ID } from '../domain/policy.ts';
 import { SOURCE_FIELDS, SOURCE_LENGTH } from '../domain/workload.ts';
+import { plainText } from '../lib/plain-text.ts';
 import { firstHidden } from '../lib/visible.ts';
 import { text } from '../rpc/fields.ts';
 import { REACHES, SEEN } from './authoring/coverage.ts';
@@ -20,10 +21,14 @@ export const STATUSES = ['draft', 'pending_approval', 'deployed', 'revoked'] as 
 
 export const PolicyId = text(64).regex(POLICY_ID, 'must be letters, digits, ".", "_" and "-"');
 // the compiler reports a text over its limit with a position; this only bounds the request
-export const Source = z.string().max(LIMITS.bytes * 4);
+export const Source = z
+  .string()
+  .max(LIMITS.bytes * 4)
+  .overwrite(plainText);
 export const Tests = z
   .string()
   .max(SUITE_LIMITS.bytes + 1)
+  .overwrite(plainText)
   .describe('the test suite of the version, `svc-tests/1`, in YAML or JSON');
 export const Version = z.int().min(1).max(2_147_483_647);
 export const Id = { id: text(64) };

@@ -10,6 +10,7 @@ interface PolicyAnswer {
   id: string;
   status: string;
   version: number;
+  content_hash: string;
   live_version: number | null;
   versions: {
     version: number;
@@ -19,6 +20,23 @@ interface PolicyAnswer {
     review?: { status: string };
   }[];
 }
+
+test('line ends and a byte order mark change neither a text nor its hash', async () => {
+  const { admin } = await server.tenant();
+  const text = `// one\n${PERMIT}\n`;
+  const suite =
+    'format: svc-tests/1\ntests:\n  - name: "it"\n    request: { agent_role: support, action_type: tool_call, tool_name: b }\n    expect: { decision: allow }\n';
+  const elsewhere = (lines: string) => `\uFEFF${lines.replaceAll('\n', '\r\n')}`;
+  const made = { dsl_source: text, tests_source: suite };
+  const { body } = await server.call<PolicyAnswer>(201, 'POST /v1/policies', admin, { id: 'p', ...made });
+  const other = { dsl_source: elsewhere(text), tests_source: elsewhere(suite) };
+  const planned = await server.call(200, 'POST /v1/policies/plan', admin, { policies: [{ id: 'p', ...other }] });
+  expect(planned.body).toMatchObject({ policies: [{ content_hash: body.content_hash }] });
+  const saved = await server.call<PolicyAnswer>(200, 'PUT /v1/policies/p', admin, other);
+  expect(saved.body).toMatchObject({ ...made, content_hash: body.content_hash });
+  const validated = await server.call(200, 'POST /v1/policies/validate', admin, { dsl_source: elsewhere(text) });
+  expect(validated.body).toMatchObject({ valid: true });
+});
 
 describe('without required approval', () => {
   test('a draft is approved directly, a change is enforced directly, and a rollback is a new version', async () => {

@@ -3,6 +3,7 @@ import path from 'node:path';
 import { parse } from 'yaml';
 import { z } from 'zod';
 import { faultLines } from '../../lib/faults.ts';
+import { plainText } from '../../lib/plain-text.ts';
 import { CommandError } from '../command.ts';
 
 /** One policy of a folder. */
@@ -76,8 +77,8 @@ export class Folder {
     }
     return ids.sort().map((id) => ({
       id,
-      dsl_source: this.#read(`${id}.cedar`)!,
-      tests_source: this.#read(`${id}.test.yaml`) ?? null,
+      dsl_source: plainText(this.#read(`${id}.cedar`)!),
+      tests_source: plainText(this.#read(`${id}.test.yaml`) ?? '') || null,
     }));
   }
 
