@@ -90,14 +90,41 @@ describe('the language for authors', () => {
           return 'busy' as const;
         },
       );
-    // the first is worked on at once, and waits for nothing
+    await ask('a', 'first');
+    // the next is worked on at once, and waits for nothing
     const greedy = Array.from({ length: 25 }, (_, n) => ask('a', `a${n}`));
     const others = [ask('b', 'b0'), ask('b', 'b1'), ask('c', 'c0')];
     const answers = await Promise.all([...greedy, ...others]);
     expect(answers.filter((answer) => answer === 'busy')).toHaveLength(4);
-    expect(order.slice(0, 7)).toEqual(['a0', 'a1', 'b0', 'c0', 'a2', 'b1', 'a3']);
+    expect(order.filter((text) => text.startsWith('a'))).toEqual(greedy.slice(0, 21).map((_, n) => `a${n}`));
+    // one of them at a time, so that a second thread is there for the others
+    for (const [text, before] of [
+      ['b0', 'a2'],
+      ['c0', 'a3'],
+      ['b1', 'a4'],
+    ] as const) {
+      expect(order.indexOf(text)).toBeLessThan(order.indexOf(before));
+    }
     const crowd = await Promise.all(Array.from({ length: 250 }, (_, n) => ask(`t${n}`, `t${n}`)));
-    expect(crowd.filter((answer) => answer === 'busy')).toHaveLength(49);
+    // one for each thread, and what may wait
+    expect(crowd.filter((answer) => answer === 'busy').length).toBeGreaterThanOrEqual(48);
+    remove();
+  });
+
+  it('answers a text of one tenant while another hangs, and a check while tests run', async () => {
+    const { entry, remove } = rogue();
+    const author = language({ entry, limitMs: 60_000 });
+    const job = { ...{ policyId: 'pol', schema: '', liveTexts: [], actionEntities: {}, lists: [] }, tests: '' };
+    const hanging = [
+      author.compile('a', 'pol', 'hang', ''),
+      author.test('b', { ...job, text: 'hang', registry: { agents: [], servers: [] } }),
+    ];
+    const ended = Promise.allSettled(hanging);
+    for (const tenant of ['b', 'c']) {
+      expect((await author.compile(tenant, 'pol', 'x', '')).scopes).toEqual(['x']);
+    }
+    await author.close();
+    expect((await ended).map(({ status }) => status)).toEqual(['rejected', 'rejected']);
     remove();
   });
 

@@ -104,6 +104,7 @@ export class AuthorBusy extends Error {
 }
 
 interface Waiting {
+  tenantId: string;
   job: AuthorJob;
   resolve(result: AuthorResult): void;
   reject(error: Error): void;
@@ -111,40 +112,46 @@ interface Waiting {
 
 /** Loading the engine takes about 0.1 s, and much longer on a busy machine. */
 const START_MS = 20_000;
+/** How long a further thread is kept without a text. */
+const KEPT_MS = 60_000;
 /** On a busy machine a text may take this many times the limit in wall-clock time before it is abandoned. */
 const WALL_TIME_FACTOR = 10;
-/** Maximum number of queued texts, per tenant and in total. */
+/** Maximum number of queued texts of each kind, per tenant and in total. */
 const MAX_WAITING = { tenant: 20, all: 200 } as const;
+/** What may take seconds of a sound text, because it evaluates many requests: nothing else stands behind it. */
+const LONG: ReadonlySet<AuthorJob['kind']> = new Set(['test', 'others', 'mutate', 'from-decision']);
+/** The threads for texts of each kind. With a second one, a tenant with a slow text holds up nobody but itself. */
+const THREADS = { short: 2, long: 1 } as const;
 
 /**
- * Processes untrusted policy texts in a separate thread with its own engine and a time limit, so that no text can slow
- * down or break decisions. Texts are processed one at a time: tenants take turns, and each tenant's texts run in order.
- * The limit is on the thread's CPU time, so a busy machine does not count against a text.
+ * Processes untrusted policy texts in threads of their own, each with its own engine and a time limit, so that no text can slow
+ * down or break decisions. Tenants take turns, and each tenant's texts of a kind run in order, one at a time. The limit is on the
+ * thread's CPU time, so a busy machine does not count against a text.
  *
- * If a text hangs or kills the thread, its result is a diagnostic, and the next text gets a new thread. The promises
+ * If a text hangs or kills its thread, its result is a diagnostic, and the next text gets a new thread. The promises
  * reject with AuthorBusy if the queue is full or the thread gets no CPU time, and otherwise only if the thread cannot be
  * started, after `close`, or if two texts cannot be compared.
  */
 export class AuthorLanguage {
-  readonly #limitMs: number;
-  readonly #entry: URL;
-  readonly #keepsThread: boolean;
-  /** By tenant; the first entry is the tenant whose turn is next. */
-  readonly #queues = new Map<string, Waiting[]>();
-  #waiting = 0;
-  #worker: Worker | undefined;
-  #ready = false;
-  #current: Waiting | undefined;
-  #timer: NodeJS.Timeout | undefined;
+  readonly #short: Lane;
+  readonly #long: Lane;
   #closed = false;
 
-  /** Without `keepsThread`, the thread and its memory are released when no text is waiting. */
-  constructor(options: { limitMs?: number; entry?: URL; keepsThread?: boolean } = {}) {
-    this.#keepsThread = options.keepsThread ?? true;
-    this.#limitMs = options.limitMs ?? 2_000;
+  /** Without `keepsThread`, every thread and its memory are released when no text is waiting. */
+  constructor({
+    limitMs = 2_000,
+    entry,
+    keepsThread = true,
+  }: {
+    limitMs?: number;
+    entry?: URL;
+    keepsThread?: boolean;
+  } = {}) {
     // in a published package the file is JavaScript
     const file = import.meta.url.endsWith('.ts') ? './author-worker.ts' : './author-worker.js';
-    this.#entry = options.entry ?? new URL(file, import.meta.url);
+    const url = entry ?? new URL(file, import.meta.url);
+    this.#short = new Lane(url, limitMs, THREADS.short, keepsThread);
+    this.#long = new Lane(url, limitMs, THREADS.long, false);
   }
 
   compile(
@@ -202,40 +209,83 @@ export class AuthorLanguage {
     return this.#submit(tenantId, { kind: 'diff', ...job }) as Promise<TextDiff>;
   }
 
-  /** Ends the thread. Pending calls reject. */
+  /** Ends the threads. Pending calls reject. */
   async close(): Promise<void> {
     this.#closed = true;
-    const ended = new Error('the policy language was closed');
-    const queued = [...this.#queues.values()].flat();
-    this.#queues.clear();
-    for (const waiting of [this.#current, ...queued]) waiting?.reject(ended);
-    this.#current = undefined;
-    await this.#drop();
+    await Promise.all([this.#short, this.#long].map((lane) => lane.close()));
   }
 
   #submit(tenantId: string, request: AuthorJob): Promise<AuthorResult> {
-    if (this.#closed) return Promise.reject(new Error('the policy language was closed'));
-    const queue = this.#queues.get(tenantId) ?? [];
-    if (queue.length >= MAX_WAITING.tenant || this.#waiting >= MAX_WAITING.all) {
-      return Promise.reject(new AuthorBusy('too many policy texts are waiting to be checked; try again shortly'));
-    }
+    if (this.#closed) return Promise.reject(closed());
     // The scan rejects a text over the limit, so there is no need to copy all of it to the thread.
     const job = { ...request };
     if ('text' in job) job.text = job.text.slice(0, LIMITS.bytes + 2);
     if ('tests' in job) job.tests = job.tests.slice(0, SUITE_LIMITS.bytes + 2);
-    return new Promise((resolve, reject) => {
-      queue.push({ job, resolve, reject });
-      this.#queues.set(tenantId, queue);
-      this.#waiting++;
-      this.#next();
-    });
+    const lane = LONG.has(job.kind) ? this.#long : this.#short;
+    return new Promise((resolve, reject) => lane.submit({ tenantId, job, resolve, reject }));
+  }
+}
+
+const closed = () => new Error('the policy language was closed');
+
+/** Texts that wait for one of a few threads. */
+class Lane {
+  readonly #threads: readonly AuthorThread[];
+  /** By tenant; the first entry is the tenant whose turn is next. */
+  readonly #queues = new Map<string, Waiting[]>();
+  /** The tenants of which a text is being worked on. */
+  readonly #running = new Set<string>();
+  #waiting = 0;
+
+  /** If it `keeps` its threads, the next text need not wait for the engine to load: the first always, others for a while. */
+  constructor(entry: URL, limitMs: number, size: number, keeps: boolean) {
+    this.#threads = Array.from(
+      { length: size },
+      (_, n) =>
+        new AuthorThread(entry, limitMs, keeps ? (n === 0 ? Number.POSITIVE_INFINITY : KEPT_MS) : 0, {
+          ready: () => this.#next(),
+          freed: (tenantId) => {
+            this.#running.delete(tenantId);
+            this.#next();
+          },
+          failed: (error) => {
+            this.#take()?.reject(error);
+            this.#next();
+          },
+        }),
+    );
   }
 
-  /** The first job of the tenant whose turn it is. A tenant with more jobs moves behind the others. */
+  submit(waiting: Waiting): void {
+    const queue = this.#queues.get(waiting.tenantId) ?? [];
+    if (queue.length >= MAX_WAITING.tenant || this.#waiting >= MAX_WAITING.all) {
+      waiting.reject(new AuthorBusy('too many policy texts are waiting to be checked; try again shortly'));
+      return;
+    }
+    queue.push(waiting);
+    this.#queues.set(waiting.tenantId, queue);
+    this.#waiting++;
+    this.#next();
+  }
+
+  async close(): Promise<void> {
+    const queued = [...this.#queues.values()].flat();
+    this.#queues.clear();
+    this.#waiting = 0;
+    for (const waiting of queued) waiting.reject(closed());
+    await Promise.all(this.#threads.map((thread) => thread.close()));
+  }
+
+  /** The tenant whose turn it is. */
+  #turn(): string | undefined {
+    return this.#queues.keys().find((tenantId) => !this.#running.has(tenantId));
+  }
+
+  /** The first text of that tenant, who moves behind the others. */
   #take(): Waiting | undefined {
-    const [next] = this.#queues;
-    if (!next) return undefined;
-    const [tenantId, queue] = next;
+    const tenantId = this.#turn();
+    const queue = tenantId === undefined ? undefined : this.#queues.get(tenantId);
+    if (tenantId === undefined || !queue) return undefined;
     const first = queue.shift();
     this.#waiting--;
     this.#queues.delete(tenantId);
@@ -244,15 +294,67 @@ export class AuthorLanguage {
   }
 
   #next(): void {
-    if (this.#current) return;
-    this.#current = this.#take();
-    if (!this.#current) return;
-    if (!this.#worker) this.#start();
-    this.#worker?.ref();
-    if (this.#ready) this.#send();
+    for (const thread of this.#threads) {
+      if (thread.state !== 'free') continue;
+      const waiting = this.#take();
+      if (!waiting) break;
+      this.#running.add(waiting.tenantId);
+      thread.run(waiting);
+    }
+    if (this.#waiting === 0) for (const thread of this.#threads) thread.rest();
+    // a text goes to the first thread that is ready, which need not be the one that starts now
+    if (this.#turn() === undefined || this.#threads.some(({ state }) => state === 'starting')) return;
+    this.#threads.find(({ state }) => state === 'off')?.start();
+  }
+}
+
+/** What a thread tells its lane. */
+interface OfLane {
+  ready(): void;
+  /** A text of this tenant is done. */
+  freed(tenantId: string): void;
+  /** The thread could not be started. */
+  failed(error: Error): void;
+}
+
+/** A thread that works on one text at a time. */
+class AuthorThread {
+  readonly #entry: URL;
+  readonly #limitMs: number;
+  readonly #keepMs: number;
+  readonly #lane: OfLane;
+  #worker: Worker | undefined;
+  #ready = false;
+  #current: Waiting | undefined;
+  #timer: NodeJS.Timeout | undefined;
+
+  /** `keepMs`: how long the thread, and its memory, is kept without a text. */
+  constructor(entry: URL, limitMs: number, keepMs: number, lane: OfLane) {
+    this.#entry = entry;
+    this.#limitMs = limitMs;
+    this.#keepMs = keepMs;
+    this.#lane = lane;
   }
 
-  #start(): void {
+  get state(): 'off' | 'starting' | 'free' | 'busy' {
+    if (!this.#worker) return 'off';
+    if (!this.#ready) return 'starting';
+    return this.#current ? 'busy' : 'free';
+  }
+
+  run(waiting: Waiting): void {
+    this.#current = waiting;
+    this.#worker?.ref();
+    this.#send();
+  }
+
+  async close(): Promise<void> {
+    this.#current?.reject(closed());
+    this.#current = undefined;
+    await this.#drop();
+  }
+
+  start(): void {
     // Without the parent's flags, such as a test runner's loader.
     const worker = new Worker(this.#entry, { execArgv: [], resourceLimits: { maxOldGenerationSizeMb: 256 } });
     this.#worker = worker;
@@ -262,14 +364,24 @@ export class AuthorLanguage {
     worker.on('message', (message: 'ready' | AuthorResult) => {
       if (worker !== this.#worker) return;
       if (message === 'ready') {
+        clearTimeout(this.#timer);
         this.#ready = true;
-        this.#send();
+        worker.unref();
+        this.#lane.ready();
       } else {
         this.#finish(message);
       }
     });
     worker.on('error', (error) => this.#lost(worker, error));
     worker.on('exit', (code) => this.#lost(worker, new Error(`the thread of the policy language ended with ${code}`)));
+  }
+
+  /** No text waits: if it has none either, its time begins. */
+  rest(): void {
+    if (this.state !== 'free' || this.#keepMs === Number.POSITIVE_INFINITY) return;
+    clearTimeout(this.#timer);
+    if (this.#keepMs === 0) void this.#drop();
+    else this.#timer = setTimeout(() => void this.#drop(), this.#keepMs).unref();
   }
 
   #send(): void {
@@ -293,13 +405,12 @@ export class AuthorLanguage {
   }
 
   #finish(result: AuthorResult): void {
-    clearTimeout(this.#timer);
-    const { resolve } = this.#current ?? {};
+    const current = this.#current;
     this.#current = undefined;
+    clearTimeout(this.#timer);
     this.#worker?.unref();
-    if (!this.#keepsThread && this.#waiting === 0) void this.#drop();
-    resolve?.(result);
-    this.#next();
+    current?.resolve(result);
+    if (current) this.#lane.freed(current.tenantId);
   }
 
   /** Resolves the current text with a diagnostic and discards the thread that failed on it. */
@@ -319,19 +430,20 @@ export class AuthorLanguage {
 
   #lost(worker: Worker, error: Error): void {
     if (worker !== this.#worker) return;
-    if (this.#ready) {
-      this.#giveUp(ENGINE_FAILED);
-      return;
-    }
-    this.#abandon(error);
+    if (!this.#ready) {
+      void this.#drop();
+      this.#lane.failed(error);
+    } else if (this.#current) this.#giveUp(ENGINE_FAILED);
+    else void this.#drop();
   }
 
   /** Rejects the current job and continues with a new thread. */
   #abandon(error: Error): void {
     void this.#drop();
-    this.#current?.reject(error);
+    const current = this.#current;
     this.#current = undefined;
-    this.#next();
+    current?.reject(error);
+    if (current) this.#lane.freed(current.tenantId);
   }
 
   #arm(ms: number, late: () => unknown): void {
