@@ -46,7 +46,9 @@ export class Fetched<T> {
     const now = this.#now();
     if (entry.fetching) return entry.fetching;
     if (entry.failure && now - entry.failure.at < this.#limits.failedMs) throw entry.failure.error;
-    if (entry.renewedAt !== undefined && now - entry.renewedAt < this.#limits.renewMs) return undefined;
+    // a renewal that failed tells nothing about what the publisher has
+    const renewed = entry.failure ? undefined : entry.renewedAt;
+    if (renewed !== undefined && now - renewed < this.#limits.renewMs) return undefined;
     entry.renewedAt = now;
     return this.#fetch(entry, fetch);
   }

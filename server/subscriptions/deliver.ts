@@ -159,7 +159,8 @@ export class Deliverer {
       .serve(lane, signal)
       .then((notBefore) => {
         if (notBefore !== undefined && notBefore - this.#now() < POLL_MS) {
-          setTimeout(() => this.#wake(), notBefore - this.#now()).unref();
+          // it may have passed since
+          setTimeout(() => this.#wake(), Math.max(0, notBefore - this.#now())).unref();
         }
       })
       .catch((err) => {

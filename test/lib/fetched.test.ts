@@ -72,6 +72,18 @@ test('a fresh value is served while a newer one is fetched, and after that fetch
   expect(fetches).toBe(2);
 });
 
+test('after a renewal that failed, only one that succeeds ends the failure', async () => {
+  await fetched.get('k', fetch);
+  answer = fail;
+  await expect(fetched.renew('k', fetch)).rejects.toThrow('failure 2');
+  now += 100;
+  await expect(fetched.renew('k', fetch)).rejects.toThrow('failure 3');
+  now += 100;
+  answer = async () => 'new';
+  expect(await fetched.renew('k', fetch)).toBe('new');
+  expect(await fetched.renew('k', fetch)).toBeUndefined();
+});
+
 test('a forced fetch always fetches, and discards nothing if it fails', async () => {
   await fetched.get('k', fetch);
   answer = fail;
