@@ -17,6 +17,7 @@ export const BENCHES = {
   differential: { line: 'compiled conditions compared with Cedar', seconds: [3, 60, 60], pure: true },
   policies: { line: 'what policies stop of recorded calls', seconds: [1, 10, 10], pure: true },
   evaluate: { line: 'one decision over HTTP, beside Cedar and a commit', seconds: [9, 20, 20] },
+  dearest: { line: 'the dearest request that each route of agents accepts', seconds: [15, 40, 100], named: true },
   ingest: { line: 'events over HTTP, beside COPY', seconds: [14, 95, 95] },
   verify: { line: 'verification of a chain, beside reading it, and beside ingest', seconds: [13, 200, 200] },
   search: { line: 'pages of decisions by every pair of filters', seconds: [10, 120, 600] },
