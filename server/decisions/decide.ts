@@ -324,7 +324,10 @@ export class Decider {
     let sent = false;
     let disputed: readonly BundleStatement[] = [];
     const decided = await decide<HoldView, void>(
-      { request, eventId, bundleHash: bundle.hash, escrowId, resume, stop, standstill, trace },
+      {
+        ...{ request, eventId, bundleHash: bundle.hash, escrowId, resume, stop, standstill, trace },
+        unholdable: request.ran_at === undefined ? undefined : `it was done at ${request.ran_at}, without a decision`,
+      },
       {
         session: async (asked) => {
           if (!readsSession || !input.session_id) return undefined;

@@ -15,6 +15,7 @@ import { httpMethod, text, toolPin } from '../rpc/fields.ts';
 import type { PlainDescription } from '../rpc/plain.ts';
 import { Problem } from '../rpc/problem.ts';
 import { type Context, route, toAppError, trpc, validationError } from '../rpc/procedure.ts';
+import type { EvaluateRequest, How } from './asking.ts';
 import { Buckets, countsProcedure } from './counts.ts';
 import type { Decider } from './decide.ts';
 import { EventDetailOut, EventOut } from './event-schemas.ts';
@@ -61,6 +62,12 @@ export const EvaluateIn = z
       .boolean()
       .nullish()
       .describe('go on with a hold of this very action that was released: it is consumed, and the action permitted'),
+    ran_at: z.iso
+      .datetime({ offset: true })
+      .nullish()
+      .describe(
+        'the action was done at this time, because there was no answer: it is decided and recorded now, and counted, but nothing is held, used or permitted by it. Not with call_id, attempt, resume or apply_masks',
+      ),
     apply_masks: z
       .boolean()
       .nullish()
@@ -132,6 +139,14 @@ function parted(body: z.output<typeof EvaluateIn>) {
   return { input, how: { callId: call_id, attempt, resume, applyMasks: apply_masks } };
 }
 
+/** What was done without an answer is decided for the record alone. */
+function assertAlone({ ran_at }: EvaluateRequest, { callId, attempt, resume, applyMasks, escrowId }: How): void {
+  if (ran_at === undefined) return;
+  if ([callId, attempt, resume, applyMasks, escrowId].some((one) => one !== undefined)) {
+    throw new AppError('VALIDATION_FAILED', 'ran_at goes with nothing that would permit the action');
+  }
+}
+
 function withoutNulls<T extends object>(body: T) {
   const given = Object.entries(body).filter(([, member]) => member !== null);
   return Object.fromEntries(given) as { [K in keyof T]: Exclude<T[K], null> };
@@ -176,7 +191,9 @@ export function evaluateProcedure(decider: Decider) {
       if (hold !== undefined && (how.callId !== undefined || how.resume)) {
         throw new AppError('VALIDATION_FAILED', 'X-Svc-Escrow-Id does not go with call_id or resume');
       }
-      return decider.evaluate(ctx.principal, action, fromOf(ctx), { ...how, escrowId: hold });
+      const asked = { ...how, escrowId: hold };
+      assertAlone(action, asked);
+      return decider.evaluate(ctx.principal, action, fromOf(ctx), asked);
     });
 }
 
@@ -270,6 +287,7 @@ export function evaluateBatchProcedure(decider: Decider, log: Pick<Log, 'error'>
       await ctx.count('evaluate', input.requests.length - 1);
       const read = input.requests.map((one) => EvaluateIn.safeParse(one));
       const sound = read.flatMap((one) => (one.success ? [parted(one.data)] : []));
+      for (const { input: action, how } of sound) assertAlone(action, how);
       const settled = (await decider.evaluateAll(principal, sound, fromOf(ctx))).values();
       const refused = (error: unknown) => {
         const problem = toAppError(error);

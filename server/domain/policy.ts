@@ -131,6 +131,8 @@ export interface ActionRequest {
   owner?: string | undefined;
   /** ISO 8601, the time of the decision. */
   now: string;
+  /** When the action was done without a decision, which is made now for the record alone. */
+  ran_at?: string | undefined;
   session?: SessionState | undefined;
 }
 

@@ -1,3 +1,5 @@
+import { type ChildProcess, fork } from 'node:child_process';
+import { once } from 'node:events';
 import { type BenchContext, type Figure, figure, median, pick } from './lib.ts';
 import { withProgram } from './program.ts';
 
@@ -40,7 +42,31 @@ const ARGUMENTS: Record<string, unknown> = {
 /** Each route that agents reach, with its dearest accepted request and its dearest refused one, in processor time. */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const rounds = pick(ctx, 3, 9, 25);
-  return withProgram(ctx.url, async ({ url, adminKey }) => {
+  // in another process, whose work does not count
+  const caller = fork(import.meta.filename, [CALLER]);
+  try {
+    return await measured(ctx, caller, rounds);
+  } finally {
+    caller.kill();
+  }
+}
+
+interface Calls {
+  url: string;
+  key: string;
+  body: string;
+  times: number;
+}
+
+/** Makes calls one after the other; resolves with the status of the last one. */
+async function called(caller: ChildProcess, calls: Calls): Promise<number> {
+  const answer = once(caller, 'message') as Promise<[number]>;
+  caller.send(calls);
+  return (await answer)[0];
+}
+
+function measured(ctx: BenchContext, caller: ChildProcess, rounds: number): Promise<Figure[]> {
+  return withProgram(ctx.url, async ({ url, core, tenantId, adminKey }) => {
     const send = (target: string, key: string, body: string) =>
       fetch(url + target, {
         method: 'POST',
@@ -54,9 +80,13 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
     };
     await made('/v1/policies', { id: 'p', dsl_source: POLICY });
     await made('/v1/policies/p/approve', { version: 1 });
-    const { api_key } = await made<{ api_key: string }>('/v1/agent-keys', { agent_id: 'bot', agent_role: 'any' });
+    const { secret } = await core.keys.createAgentKey(
+      tenantId,
+      { label: 'bench', agentId: 'bench', agentRole: 'any', owner: null },
+      { actor: { type: 'operator', id: 'bench' } },
+    );
     const action = (tool_name: string, args: unknown) => ({ action_type: 'tool_call', tool_name, arguments: args });
-    const evaluated = await send('/v1/evaluate', api_key, JSON.stringify(action('unread', {})));
+    const evaluated = await send('/v1/evaluate', secret, JSON.stringify(action('unread', {})));
     const { event_id } = (await evaluated.json()) as { event_id: string };
     const routes: Record<string, [target: string, body: (args: unknown) => object]> = {};
     for (const tool of ['limited', 'masked', 'held', 'unread']) {
@@ -75,13 +105,10 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
         const ms: number[] = [];
         let status = 0;
         for (let n = 0; n <= rounds; n++) {
-          const before = process.cpuUsage();
-          for (let asked = 0; asked < TOGETHER; asked++) {
-            const response = await send(target, api_key, body);
-            await response.arrayBuffer();
-            status = response.status;
-          }
-          const { user, system } = process.cpuUsage(before);
+          const before = process.threadCpuUsage();
+          status = await called(caller, { url: url + target, key: secret, body, times: TOGETHER });
+          const { user, system } = process.threadCpuUsage(before);
+          if (status === 401 || status >= 500) throw new Error(`${route}: ${what}: ${status}`);
           // the first ones may compile
           if (n > 0) ms.push((user + system) / 1000 / TOGETHER);
         }
@@ -95,5 +122,19 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
       }
     }
     return figures;
+  });
+}
+
+const CALLER = 'calls';
+if (process.argv[2] === CALLER && process.send) {
+  process.on('message', async ({ url, key, body, times }: Calls) => {
+    const headers = { authorization: `Bearer ${key}`, 'content-type': 'application/json' };
+    let status = 0;
+    for (let n = 0; n < times; n++) {
+      const response = await fetch(url, { method: 'POST', headers, body });
+      await response.arrayBuffer();
+      status = response.status;
+    }
+    process.send!(status);
   });
 }

@@ -1,6 +1,6 @@
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { describe, expect, test } from 'vitest';
+import { describe, expect, test, vi } from 'vitest';
 import { argumentsOf, callIdOf } from '../../sdk/govern/src/call.ts';
 import { Governor, refusal, waiting } from '../../sdk/govern/src/index.ts';
 import { masked } from '../../sdk/govern/src/results.ts';
@@ -123,6 +123,29 @@ describe('a run', () => {
     ]) {
       expect(JSON.stringify(argumentsOf(given))).toBe(JSON.stringify(asked));
     }
+  });
+
+  test('that ran while the control plane was away is recorded when it is back, and holds nothing', async () => {
+    let away = true;
+    const lenient = { onUnavailable: 'allow-read', reads: ['read', 'refund'], timeoutMs: 2000 } as const;
+    const fetchOrNot: typeof fetch = (...args) => (away ? Promise.reject(new TypeError('away')) : fetch(...args));
+    const desk = await open({ ...lenient, fetch: fetchOrNot });
+    const governor = new Governor(desk.options);
+    for (const call of [{ tool: 'read', args: { q: 1 }, id: 'r' }, refund(900)]) {
+      expect((await governor.run(call, desk.tools[call.tool] as never)).decision).toBe('allow');
+    }
+    expect(await desk.decisions()).toEqual([]);
+    away = false;
+    expect((await governor.run(refund(20, { id: 'next' }), desk.tools.refund as never)).decision).toBe('allow');
+    await vi.waitFor(async () => expect(await desk.decisions()).toHaveLength(3), { timeout: 30_000, interval: 50 });
+    expect((await desk.decisions()).toSorted()).toEqual(['allow', 'allow', 'deny']);
+    expect(await desk.holds()).toEqual([]);
+    const kept = await sql<{ ran_at: string | null }>(
+      server,
+      "select i.input::json->>'ran_at' as ran_at from decision_input i join forensic_record f using (tenant_id, event_id) where f.line::json->>'agent_id' = $1",
+      [desk.agentId],
+    );
+    expect(kept.filter(({ ran_at }) => ran_at !== null)).toHaveLength(2);
   });
 
   test('that is given up does not run, and does not count as the absence of the control plane', async () => {

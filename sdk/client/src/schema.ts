@@ -6280,6 +6280,8 @@ export interface components {
             attempt?: string | null;
             /** @description go on with a hold of this very action that was released: it is consumed, and the action permitted */
             resume?: boolean | null;
+            /** @description the action was done at this time, because there was no answer: it is decided and recorded now, and counted, but nothing is held, used or permitted by it. Not with call_id, attempt, resume or apply_masks */
+            ran_at?: string | null;
             /** @description answer the `arguments` of a permitted action with its masks applied; what a tool answers is for the caller to mask */
             apply_masks?: boolean | null;
         };
@@ -15996,6 +15998,8 @@ export interface operations {
                     attempt?: string | null;
                     /** @description go on with a hold of this very action that was released: it is consumed, and the action permitted */
                     resume?: boolean | null;
+                    /** @description the action was done at this time, because there was no answer: it is decided and recorded now, and counted, but nothing is held, used or permitted by it. Not with call_id, attempt, resume or apply_masks */
+                    ran_at?: string | null;
                     /** @description answer the `arguments` of a permitted action with its masks applied; what a tool answers is for the caller to mask */
                     apply_masks?: boolean | null;
                 };

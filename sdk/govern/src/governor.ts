@@ -16,7 +16,7 @@ export interface GovernOptions {
   key: string;
   /**
    * What happens to a call when the control plane cannot be reached: it is denied, or calls of the tools in `reads` are made,
-   * without a record and without masks.
+   * without masks, and recorded once it answers again.
    */
   onUnavailable?: 'deny' | 'allow-read';
   /** The tools that only read. */
@@ -99,6 +99,8 @@ const MOST_TURNS = 4;
 const MOST_RACES = 100;
 /** A permit that is not used within this time is asked for again: what it was based on may have changed. */
 const STALE_MS = 60_000;
+/** The most calls that wait to be recorded. */
+const MOST_LATE = 1_000;
 /** The most calls remembered between their question and their run. */
 const MOST_TRIES = 10_000;
 const TRIES = 3;
@@ -117,6 +119,9 @@ export class Governor {
   readonly #timeoutMs: number;
   /** The attempt of each call that has been asked about and has not begun. */
   readonly #tries = new Map<string, { attempt: string; until: number }>();
+  /** Calls that were made while the control plane could not be reached, the oldest first. */
+  readonly #late: EvaluateRequest[] = [];
+  #recording = false;
 
   constructor(options: GovernOptions) {
     this.#options = options;
@@ -247,7 +252,7 @@ export class Governor {
       const answer = await this.#evaluate({ ...asked, call_id: known + suffix }, call.signal);
       // this call was permitted to an earlier run: this one is a new question
       if (answer === 'spent') continue;
-      if (answer === 'unavailable') return { verdict: this.#unavailable(call, args), passing: true, attempt };
+      if (answer === 'unavailable') return { verdict: this.#unavailable(call, args, asked), passing: true, attempt };
       return { ...answer, ...own };
     }
     return { verdict: TOO_OFTEN, ...own };
@@ -264,6 +269,7 @@ export class Governor {
       try {
         const answer = await this.#client.evaluate(request, { signal: end });
         const verdict = verdictOf(answer, request.arguments ?? {});
+        void this.#recordLate();
         return { verdict, ...(answer.escrow && { status: answer.escrow.status }) };
       } catch (error) {
         signal?.throwIfAborted();
@@ -284,10 +290,32 @@ export class Governor {
     }
   }
 
-  #unavailable(call: Call, args: Record<string, unknown>): Verdict {
+  #unavailable(call: Call, args: Record<string, unknown>, asked: EvaluateRequest): Verdict {
     const { onUnavailable = 'deny', reads = [] } = this.#options;
-    if (onUnavailable === 'allow-read' && reads.includes(call.tool)) return { decision: 'allow', args, masks: [] };
-    return { decision: 'deny', reason: UNAVAILABLE };
+    if (onUnavailable !== 'allow-read' || !reads.includes(call.tool)) return { decision: 'deny', reason: UNAVAILABLE };
+    const { attempt: _attempt, resume: _resume, apply_masks: _masks, ...action } = asked;
+    this.#late.push({ ...action, ran_at: new Date().toISOString() });
+    if (this.#late.length > MOST_LATE) this.#late.shift();
+    return { decision: 'allow', args, masks: [] };
+  }
+
+  /** Has the calls recorded that were made without an answer, as far as there is one now. Never rejects. */
+  async #recordLate(): Promise<void> {
+    if (this.#recording) return;
+    this.#recording = true;
+    try {
+      for (let next = this.#late[0]; next; next = this.#late[0]) {
+        await this.#client.evaluate(next, { signal: AbortSignal.timeout(this.#timeoutMs) }).catch((error: unknown) => {
+          // it will be asked again; a refusal will not change
+          if (!(error instanceof ProblemError) || error.status === 429) throw error;
+        });
+        this.#late.shift();
+      }
+    } catch {
+      // there is no answer again
+    } finally {
+      this.#recording = false;
+    }
   }
 
   /** Best effort: the decision has been made, and the tool has run. */

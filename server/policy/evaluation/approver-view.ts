@@ -65,13 +65,22 @@ export function maskedWith(original: unknown, masks: readonly Mask[]): unknown {
 
 const size = (value: unknown) => Buffer.byteLength(canonicalJson(value));
 
-/** The characters of all names and texts; of a text, no more than `most`. */
+/** The characters of all names and texts; of each, no more than `most`. Counts no further than it matters. */
 function lengthOf(value: unknown, most: number): number {
   if (typeof value === 'string') return Math.min(value.length, most);
   if (typeof value !== 'object' || value === null) return 1;
   let length = 2;
-  if (Array.isArray(value)) for (const item of value) length += 1 + lengthOf(item, most);
-  else for (const [name, member] of Object.entries(value)) length += name.length + lengthOf(member, most);
+  if (Array.isArray(value)) {
+    for (const item of value) {
+      length += 1 + lengthOf(item, most);
+      if (length > MAX_VIEW_BYTES) break;
+    }
+    return length;
+  }
+  for (const name of Object.keys(value)) {
+    length += Math.min(name.length, most) + lengthOf((value as Record<string, unknown>)[name], most);
+    if (length > MAX_VIEW_BYTES) break;
+  }
   return length;
 }
 

@@ -69,7 +69,7 @@ interface Read {
 }
 
 /** Members of a request that no decision depends on. */
-const UNREAD = new Set(['v', 'action_summary']);
+const UNREAD = new Set(['v', 'action_summary', 'ran_at']);
 /** The members whose readers `keyOf` knows. Any other member always counts. */
 const KNOWN = new Set<string>([
   ...(['agent_id', 'agent_role', 'owner', 'action_type', 'tool_name', 'tool_server', 'tool_pin'] as const),
