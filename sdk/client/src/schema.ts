@@ -5644,6 +5644,7 @@ export interface components {
             decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
             /** @description null unless the decision is deny */
             deny_reason: string | null;
+            /** @description empty where a proxy reports an action of no tool */
             tool_name: string;
             /** @description the server that the tool is of, where the caller named one or the proxy stands before it */
             tool_server: string | null;
@@ -5774,6 +5775,7 @@ export interface components {
             decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
             /** @description null unless the decision is deny */
             deny_reason: string | null;
+            /** @description empty where a proxy reports an action of no tool */
             tool_name: string;
             /** @description the server that the tool is of, where the caller named one or the proxy stands before it */
             tool_server: string | null;
@@ -5929,6 +5931,7 @@ export interface components {
             decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
             /** @description null unless the decision is deny */
             deny_reason: string | null;
+            /** @description empty where a proxy reports an action of no tool */
             tool_name: string;
             /** @description the server that the tool is of, where the caller named one or the proxy stands before it */
             tool_server: string | null;
@@ -6069,7 +6072,7 @@ export interface components {
             projection: {
                 [key: string]: unknown;
             } | null;
-            /** @description false: what is stored is not what the record commits to, and is not shown */
+            /** @description false: what is stored is not what the record commits to, or is gone before its retention ends; it is not shown */
             intact: boolean;
             /** @description the paths whose values were replaced; null without masks */
             masks: string[] | null;
@@ -7153,9 +7156,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-o0iut4",
+                     *       "tenant_id": "t1-cxyzy1",
                      *       "user": {
-                     *         "id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *         "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -7250,14 +7253,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8hz1e075ew5gx639pvfp9bs",
+                     *           "id": "ses_01m8j0azby51gr4k6xbem0qc0k",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T20:55:08.039Z",
-                     *           "last_seen_at": "2026-11-28T20:55:08.039Z",
-                     *           "expires_at": "2026-11-29T20:55:08.039Z"
+                     *           "created_at": "2026-11-28T21:17:49.310Z",
+                     *           "last_seen_at": "2026-11-28T21:17:49.310Z",
+                     *           "expires_at": "2026-11-29T21:17:49.310Z"
                      *         }
                      *       ]
                      *     }
@@ -7367,14 +7370,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8hz1e075ew5gx639pvfp9bs",
+                     *           "id": "ses_01m8j0azby51gr4k6xbem0qc0k",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T20:55:08.039Z",
-                     *           "last_seen_at": "2026-11-28T20:55:08.039Z",
-                     *           "expires_at": "2026-11-29T20:55:08.039Z"
+                     *           "created_at": "2026-11-28T21:17:49.310Z",
+                     *           "last_seen_at": "2026-11-28T21:17:49.310Z",
+                     *           "expires_at": "2026-11-29T21:17:49.310Z"
                      *         }
                      *       ]
                      *     }
@@ -7493,7 +7496,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *           "id": "usr_01m8j0aypkthry87dn31wm1nja",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -7501,13 +7504,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T20:55:07.567Z",
+                     *           "created_at": "2026-11-28T21:17:48.627Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *           "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -7515,8 +7518,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T20:55:07.872Z",
-                     *           "last_login": "2026-11-28T20:55:08.039Z",
+                     *           "created_at": "2026-11-28T21:17:49.140Z",
+                     *           "last_login": "2026-11-28T21:17:49.310Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -7565,7 +7568,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *       "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -7573,8 +7576,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-28T20:55:07.872Z",
-                     *       "last_login": "2026-11-28T20:55:08.039Z",
+                     *       "created_at": "2026-11-28T21:17:49.140Z",
+                     *       "last_login": "2026-11-28T21:17:49.310Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -7617,7 +7620,7 @@ export interface operations {
                      *       "token_issuers": [],
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8hz1gx7q033kq6j3nak1k1x",
+                     *           "id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
                      *           "destination_type": "webhook",
                      *           "active": false
                      *         }
@@ -7794,14 +7797,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m8hz1gvz3bjnnp2c16ga6709",
+                     *           "id": "inv_01m8j0b2yk90bmdg9vw8m3y2f3",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-28T20:55:10.975Z",
-                     *           "sent_at": "2026-11-28T20:55:10.975Z",
-                     *           "expires_at": "2026-12-05T20:55:10.975Z"
+                     *           "created_at": "2026-11-28T21:17:52.979Z",
+                     *           "sent_at": "2026-11-28T21:17:52.979Z",
+                     *           "expires_at": "2026-12-05T21:17:52.979Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -8073,25 +8076,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m8hz1gf8jdww04vcnaswjvgh",
+                     *           "id": "key_01m8j0b2j2wc6kspfq3dgvrt4b",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
-                     *           "created_at": "2026-11-28T20:55:10.569Z"
+                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "created_at": "2026-11-28T21:17:52.578Z"
                      *         },
                      *         {
-                     *           "id": "key_01m8hz1dt90cwng4qm7bnatjaw",
+                     *           "id": "key_01m8j0az5gdyv0tv5ffhxk96gd",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *           "created_at": "2026-11-28T20:55:07.850Z",
-                     *           "last_used_at": "2026-11-28T20:55:08.189Z"
+                     *           "created_by": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "created_at": "2026-11-28T21:17:49.112Z",
+                     *           "last_used_at": "2026-11-28T21:17:49.485Z"
                      *         }
                      *       ]
                      *     }
@@ -8148,14 +8151,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m8hz1pzntmcxd3qrhsg1wdmc",
+                     *       "id": "key_01m8j0bag921rc04qsc2tdk1b2",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-28T20:55:17.238Z"
+                     *       "created_at": "2026-11-28T21:18:00.715Z"
                      *     }
                      */
                     "application/json": {
@@ -8304,24 +8307,24 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8hz1gh3n26bcp0x4fq9nb1f",
+                     *           "id": "agk_01m8j0b2m50ew0pmrxj910tmfj",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *           "owner_id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T20:55:10.627Z",
+                     *           "created_at": "2026-11-28T21:17:52.646Z",
                      *           "last_used_by": null
                      *         },
                      *         {
-                     *           "id": "agk_01m8hz1e25sx48784vthbe6z4a",
+                     *           "id": "agk_01m8j0azf00599tfhrxgzzgc01",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *           "owner_id": "usr_01m8j0aypkthry87dn31wm1nja",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T20:55:08.103Z",
-                     *           "last_used_at": "2026-11-28T20:55:09.931Z",
+                     *           "created_at": "2026-11-28T21:17:49.412Z",
+                     *           "last_used_at": "2026-11-28T21:17:51.511Z",
                      *           "last_used_by": null
                      *         }
                      *       ]
@@ -8363,6 +8366,7 @@ export interface operations {
                     agent_id: string;
                     agent_role: string;
                     label?: string;
+                    /** @description the person who answers for the agent and does not vote on its holds; default: the caller, and for the key of the first start the first admin. Required of any other key that belongs to no person */
                     owner_id?: string;
                     expires_at?: string;
                 };
@@ -8380,13 +8384,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m8hz1q0sj4dze67dynvat83r",
+                     *       "id": "agk_01m8j0bahkhxpxh3rq2n9ymfyb",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *       "created_at": "2026-11-28T20:55:17.274Z"
+                     *       "owner_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *       "created_at": "2026-11-28T21:18:00.756Z"
                      *     }
                      */
                     "application/json": {
@@ -8534,7 +8538,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-o0iut4",
+                     *       "audience": "https://control.example/tenants/t1-cxyzy1",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -8550,7 +8554,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-28T20:55:11.166Z",
+                     *           "created_at": "2026-11-28T21:17:53.240Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -8719,25 +8723,25 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *           "id": "usr_01m8j0aypkthry87dn31wm1nja",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *           "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
                      *       ],
                      *       "keys": [
                      *         {
-                     *           "id": "agk_01m8hz1gh3n26bcp0x4fq9nb1f",
+                     *           "id": "agk_01m8j0b2m50ew0pmrxj910tmfj",
                      *           "kind": "agent_key",
                      *           "name": "agent-2",
                      *           "ended": false
                      *         },
                      *         {
-                     *           "id": "key_01m8hz1gf8jdww04vcnaswjvgh",
+                     *           "id": "key_01m8j0b2j2wc6kspfq3dgvrt4b",
                      *           "kind": "api_key",
                      *           "name": "k",
                      *           "ended": false
@@ -8982,11 +8986,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m8hz1gzkx9qn9731pyv710fs",
+                     *           "id": "stc_01m8j0b33b75qvraj2b2kcc2cv",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
-                     *           "created_at": "2026-11-28T20:55:11.091Z",
+                     *           "proposed_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "created_at": "2026-11-28T21:17:53.131Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -9660,9 +9664,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *           "created_at": "2026-11-28T20:55:08.198Z",
-                     *           "updated_at": "2026-11-28T20:55:11.544Z",
+                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "created_at": "2026-11-28T21:17:49.498Z",
+                     *           "updated_at": "2026-11-28T21:17:53.781Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -9757,9 +9761,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *       "created_at": "2026-11-28T20:55:16.850Z",
-                     *       "updated_at": "2026-11-28T20:55:16.850Z",
+                     *       "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *       "created_at": "2026-11-28T21:18:00.273Z",
+                     *       "updated_at": "2026-11-28T21:18:00.273Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -10300,9 +10304,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *       "created_at": "2026-11-28T20:55:08.198Z",
-                     *       "updated_at": "2026-11-28T20:55:11.544Z",
+                     *       "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *       "created_at": "2026-11-28T21:17:49.498Z",
+                     *       "updated_at": "2026-11-28T21:17:53.781Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -10310,28 +10314,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *           "created_at": "2026-11-28T20:55:11.544Z",
+                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "created_at": "2026-11-28T21:17:53.781Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *           "created_at": "2026-11-28T20:55:08.198Z",
+                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "created_at": "2026-11-28T21:17:49.498Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *             "decided_at": "2026-11-28T20:55:09.892Z"
+                     *             "decided_by": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *             "decided_at": "2026-11-28T21:17:51.243Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *               "decided_at": "2026-11-28T20:55:09.892Z"
+                     *               "decided_by": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *               "decided_at": "2026-11-28T21:17:51.243Z"
                      *             }
                      *           ]
                      *         }
@@ -10514,9 +10518,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *       "created_at": "2026-11-28T20:55:08.198Z",
-                     *       "updated_at": "2026-11-28T20:55:17.154Z",
+                     *       "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *       "created_at": "2026-11-28T21:17:49.498Z",
+                     *       "updated_at": "2026-11-28T21:18:00.530Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -10948,20 +10952,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *       "created_at": "2026-11-28T20:55:08.198Z",
+                     *       "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *       "created_at": "2026-11-28T21:17:49.498Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *         "decided_at": "2026-11-28T20:55:09.892Z"
+                     *         "decided_by": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *         "decided_at": "2026-11-28T21:17:51.243Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *           "decided_at": "2026-11-28T20:55:09.892Z"
+                     *           "decided_by": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "decided_at": "2026-11-28T21:17:51.243Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -11500,7 +11504,7 @@ export interface operations {
                      * @example {
                      *       "questions": [
                      *         {
-                     *           "id": "qst_01m8hz1h6npfnvpx7asr3nbs1v",
+                     *           "id": "qst_01m8j0b3c4gkptsezyvwb994je",
                      *           "name": "kept",
                      *           "request": {
                      *             "agent_id": "agent-1",
@@ -11508,8 +11512,8 @@ export interface operations {
                      *             "action_type": "tool_call",
                      *             "tool_name": "read"
                      *           },
-                     *           "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
-                     *           "created_at": "2026-11-28T20:55:11.317Z"
+                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "created_at": "2026-11-28T21:17:53.412Z"
                      *         }
                      *       ]
                      *     }
@@ -11682,7 +11686,7 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T20:55:11.544Z",
+                     *           "written_at": "2026-11-28T21:17:53.781Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -11735,12 +11739,12 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T20:55:11.544Z"
+                     *           "written_at": "2026-11-28T21:17:53.781Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-29T20:55:12.797Z",
+                     *       "since": "2026-10-29T21:17:55.786Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -11929,16 +11933,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-29T20:55:11.054Z",
-                     *         "to": "2026-11-28T20:55:11.054Z"
+                     *         "from": "2026-10-29T21:17:53.072Z",
+                     *         "to": "2026-11-28T21:17:53.072Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-28T20:55:11.054Z",
+                     *       "created_at": "2026-11-28T21:17:53.072Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-28T20:55:11.054Z",
+                     *       "finished_at": "2026-11-28T21:17:53.072Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -12097,16 +12101,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-29T20:55:11.054Z",
-                     *             "to": "2026-11-28T20:55:11.054Z"
+                     *             "from": "2026-10-29T21:17:53.072Z",
+                     *             "to": "2026-11-28T21:17:53.072Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-28T20:55:11.054Z",
+                     *           "created_at": "2026-11-28T21:17:53.072Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-28T20:55:11.054Z",
+                     *           "finished_at": "2026-11-28T21:17:53.072Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -12198,8 +12202,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *             "created_at": "2026-11-28T20:55:10.468Z",
+                     *             "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *             "created_at": "2026-11-28T21:17:52.525Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -12260,8 +12264,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *         "created_at": "2026-11-28T20:55:10.468Z",
+                     *         "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *         "created_at": "2026-11-28T21:17:52.525Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -12276,8 +12280,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *           "created_at": "2026-11-28T20:55:10.468Z",
+                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "created_at": "2026-11-28T21:17:52.525Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12290,8 +12294,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8hz1dhfh0p5a3radd8rde6r",
-                     *           "created_at": "2026-11-28T20:55:10.419Z",
+                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "created_at": "2026-11-28T21:17:52.457Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12722,9 +12726,9 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m8hz1dt90cwng4qm7bnatjaw",
-                     *           "first_seen_at": "2026-11-28T20:55:11.432Z",
-                     *           "last_seen_at": "2026-11-28T20:55:11.432Z",
+                     *           "key_id": "key_01m8j0az5gdyv0tv5ffhxk96gd",
+                     *           "first_seen_at": "2026-11-28T21:17:53.582Z",
+                     *           "last_seen_at": "2026-11-28T21:17:53.582Z",
                      *           "state": "alive",
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -12799,7 +12803,7 @@ export interface operations {
                      *           "bundle_hash": null,
                      *           "bundle_seq": null,
                      *           "built_at": null,
-                     *           "since": "2026-11-28T20:55:11.421Z",
+                     *           "since": "2026-11-28T21:17:53.562Z",
                      *           "until": null,
                      *           "lag_seconds": null,
                      *           "change": null
@@ -12880,18 +12884,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8hz1e25sx48784vthbe6z4a",
-                     *           "key_hash": "sha256:370293074a49a1378fedb7a497b99328204d84fcc27fd8a797cdba5debad1f77",
+                     *           "id": "agk_01m8j0azf00599tfhrxgzzgc01",
+                     *           "key_hash": "sha256:f9703a58a2952cc3f99f80453cf246bcbd52e50e0c4b8cba22bbdc1389dc21ed",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hz1dhfh0p5a3radd8rde6r"
+                     *           "owner_id": "usr_01m8j0aypkthry87dn31wm1nja"
                      *         },
                      *         {
-                     *           "id": "agk_01m8hz1gh3n26bcp0x4fq9nb1f",
-                     *           "key_hash": "sha256:45b0b98c7fd762f560b1583c0e063f90c4236904038f3dc06f6b8c4fc7e105ba",
+                     *           "id": "agk_01m8j0b2m50ew0pmrxj910tmfj",
+                     *           "key_hash": "sha256:37a51f74823b3675e6c5180e403b7e8fcde39183d7653e5ed00ea41bd76700f6",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hz1dv063yktqsmj9tpw4ax"
+                     *           "owner_id": "usr_01m8j0az6mr1fe19gwvx4tvb84"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -13042,8 +13046,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-28T20:55:10.387Z",
-                     *           "last_seen": "2026-11-28T20:55:10.387Z"
+                     *           "first_seen": "2026-11-28T21:17:52.362Z",
+                     *           "last_seen": "2026-11-28T21:17:52.362Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -13140,8 +13144,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-28T20:55:10.387Z",
-                     *       "last_seen": "2026-11-28T20:55:10.387Z",
+                     *       "first_seen": "2026-11-28T21:17:52.362Z",
+                     *       "last_seen": "2026-11-28T21:17:52.362Z",
                      *       "owner_id": null,
                      *       "approved": null,
                      *       "shown": {
@@ -13173,9 +13177,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-28T20:55:10.387Z",
-                     *           "last_seen": "2026-11-28T20:55:10.387Z",
-                     *           "reported_by": "key_01m8hz1dt90cwng4qm7bnatjaw",
+                     *           "first_seen": "2026-11-28T21:17:52.362Z",
+                     *           "last_seen": "2026-11-28T21:17:52.362Z",
+                     *           "reported_by": "key_01m8j0az5gdyv0tv5ffhxk96gd",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -13495,8 +13499,8 @@ export interface operations {
                      *           "trust": null,
                      *           "check_arguments": false,
                      *           "owner_id": null,
-                     *           "first_seen": "2026-11-28T20:55:10.387Z",
-                     *           "last_seen": "2026-11-28T20:55:10.387Z",
+                     *           "first_seen": "2026-11-28T21:17:52.362Z",
+                     *           "last_seen": "2026-11-28T21:17:52.362Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -13621,7 +13625,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-28T20:55:11.416Z",
+                     *           "last_seen": "2026-11-28T21:17:53.514Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -13687,10 +13691,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-28T20:55:11.416Z",
+                     *       "last_seen": "2026-11-28T21:17:53.514Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m8hz1dhfh0p5a3radd8rde6r"
+                     *         "usr_01m8j0aypkthry87dn31wm1nja"
                      *       ]
                      *     }
                      */
@@ -13795,11 +13799,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m8hz1g5443gwbreazfpvxxew",
+                     *           "id": "esc_01m8j0b1xnbyr4y5afv2c45f5b",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m8hz1e25sx48784vthbe6z4a",
+                     *           "opened_by": "agk_01m8j0azf00599tfhrxgzzgc01",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -13821,8 +13825,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-28T21:55:10.244Z",
-                     *           "created_at": "2026-11-28T20:55:10.244Z",
+                     *           "expires_at": "2026-11-28T22:17:51.925Z",
+                     *           "created_at": "2026-11-28T21:17:51.925Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -13836,10 +13840,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m8hz1dhfh0p5a3radd8rde6r"
+                     *             "usr_01m8j0aypkthry87dn31wm1nja"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:646a52cfd8ff64d5a5dcd14e784aef34d36d59dfb0ba2554cdaa528152f1cf83"
+                     *           "shown_hash": "sha256:9e97e323872fc1237329ed0a58a9ec68e24e646c9f0c4082ad2314bda18fae12"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -14020,7 +14024,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-28T21:55:10.244Z"
+                     *           "next_expires_at": "2026-11-28T22:17:51.925Z"
                      *         }
                      *       ]
                      *     }
@@ -14208,7 +14212,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T20:55:13.666Z",
+                     *       "since": "2026-11-27T21:17:57.123Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -14264,11 +14268,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m8hz1g5443gwbreazfpvxxew",
+                     *       "id": "esc_01m8j0b1xnbyr4y5afv2c45f5b",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m8hz1e25sx48784vthbe6z4a",
+                     *       "opened_by": "agk_01m8j0azf00599tfhrxgzzgc01",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -14290,8 +14294,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-28T21:55:10.244Z",
-                     *       "created_at": "2026-11-28T20:55:10.244Z",
+                     *       "expires_at": "2026-11-28T22:17:51.925Z",
+                     *       "created_at": "2026-11-28T21:17:51.925Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -14305,10 +14309,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m8hz1dhfh0p5a3radd8rde6r"
+                     *         "usr_01m8j0aypkthry87dn31wm1nja"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:646a52cfd8ff64d5a5dcd14e784aef34d36d59dfb0ba2554cdaa528152f1cf83"
+                     *       "shown_hash": "sha256:9e97e323872fc1237329ed0a58a9ec68e24e646c9f0c4082ad2314bda18fae12"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -14715,15 +14719,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m8hz1h241s0xnsy1hq34e7qn",
+                     *           "id": "stp_01m8j0b37ww9kgtpqck1e8gxzj",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
-                     *           "created_at": "2026-11-28T20:55:11.195Z",
+                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "created_at": "2026-11-28T21:17:53.303Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -14851,15 +14855,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m8hz1h241s0xnsy1hq34e7qn",
+                     *       "id": "stp_01m8j0b37ww9kgtpqck1e8gxzj",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
-                     *       "created_at": "2026-11-28T20:55:11.195Z",
+                     *       "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *       "created_at": "2026-11-28T21:17:53.303Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -14870,7 +14874,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-28T20:55:11.432Z"
+                     *             "last_seen_at": "2026-11-28T21:17:53.582Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -14966,7 +14970,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8hz1gx7q033kq6j3nak1k1x",
+                     *           "id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -14977,10 +14981,10 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
-                     *           "owner_id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
-                     *           "created_at": "2026-11-28T20:55:11.015Z",
-                     *           "updated_at": "2026-11-28T20:55:11.015Z"
+                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "owner_id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "created_at": "2026-11-28T21:17:53.012Z",
+                     *           "updated_at": "2026-11-28T21:17:53.012Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -15099,7 +15103,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m8hz1gx7q033kq6j3nak1k1x",
+                     *       "id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -15110,10 +15114,10 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
-                     *       "owner_id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
-                     *       "created_at": "2026-11-28T20:55:11.015Z",
-                     *       "updated_at": "2026-11-28T20:55:11.015Z"
+                     *       "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *       "owner_id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *       "created_at": "2026-11-28T21:17:53.012Z",
+                     *       "updated_at": "2026-11-28T21:17:53.012Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -15383,12 +15387,12 @@ export interface operations {
                      *         "x-svc-event": "escrow.created",
                      *         "x-svc-delivery": "dlv_example",
                      *         "x-svc-test": "true",
-                     *         "x-svc-signature": "t=1795899313,v1=a4258ab9739bb653de4abeff4dfa6dac6a995f9acf854e1969538fbdd7508aaa",
+                     *         "x-svc-signature": "t=1795900677,v1=beaf12abd4c8dab3a1fa38f9700ebb778631c44309e75ea52db2e679f6c3589f",
                      *         "webhook-id": "oev_example",
-                     *         "webhook-timestamp": "1795899313",
-                     *         "webhook-signature": "v1,tnTA9Dz+VYcDUl5UUYw+YqpWn3SVuBxFrm/UTNh42pk="
+                     *         "webhook-timestamp": "1795900677",
+                     *         "webhook-signature": "v1,E1DYvjTuUHGH3PN8WYZQZfIR5zddXNW+E1wV+IDGm/I="
                      *       },
-                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-o0iut4\",\"test\":true,\"created_at\":\"2026-11-28T20:55:13.906Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T21:55:13.906Z\",\"notify_targets\":[]}",
+                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-cxyzy1\",\"test\":true,\"created_at\":\"2026-11-28T21:17:57.390Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T22:17:57.390Z\",\"notify_targets\":[]}",
                      *       "secret": "whsec_YW4gZXhhbXBsZSB0aGF0IGV2ZXJ5Ym9keSBrbm93cw=="
                      *     }
                      */
@@ -15492,8 +15496,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T20:55:14.025Z",
-                     *       "until": "2026-11-28T20:55:14.025Z",
+                     *       "since": "2026-11-27T21:17:57.406Z",
+                     *       "until": "2026-11-28T21:17:57.406Z",
                      *       "bucket_seconds": 3600,
                      *       "complete_since": null,
                      *       "delivered": 0,
@@ -15504,7 +15508,7 @@ export interface operations {
                      *       "p95_ms": null,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-27T20:00:00.000Z",
+                     *           "at": "2026-11-27T21:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15513,7 +15517,7 @@ export interface operations {
                      *           "p95_ms": null
                      *         },
                      *         {
-                     *           "at": "2026-11-27T21:00:00.000Z",
+                     *           "at": "2026-11-27T22:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15568,8 +15572,8 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_3ak1k1x",
-                     *           "subscription_id": "sub_01m8hz1gx7q033kq6j3nak1k1x",
+                     *           "id": "dlv_3h80t7b",
+                     *           "subscription_id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "test": false,
@@ -15579,7 +15583,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-28T20:55:11.404Z",
+                     *           "created_at": "2026-11-28T21:17:53.505Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -15629,8 +15633,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_3ak1k1x",
-                     *       "subscription_id": "sub_01m8hz1gx7q033kq6j3nak1k1x",
+                     *       "id": "dlv_3h80t7b",
+                     *       "subscription_id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "test": false,
@@ -15640,7 +15644,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-28T20:55:11.404Z",
+                     *       "created_at": "2026-11-28T21:17:53.505Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -15756,7 +15760,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8hz1gx7q033kq6j3nak1k1x",
+                     *           "id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -16018,13 +16022,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8hz1q1mzbkxbttg2drnp0gk",
+                     *       "event_id": "evt_01m8j0bajs5he71eetcwzwt351",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:368e1f8659a4cbaf44ee8f8969286168e70ae1bbb2c1bcc182fe928f143fccf6",
+                     *       "bundle_hash": "sha256:5cae1c61be8024e3740c407c31d0836f7059e3686a864e2331ef101504c95bea",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 42575
+                     *       "evaluation_us": 29210
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16163,13 +16167,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8hz1q57effqtmws3yhfht1j",
+                     *       "event_id": "evt_01m8j0bamg2qd5e1adc9fsw5yy",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:368e1f8659a4cbaf44ee8f8969286168e70ae1bbb2c1bcc182fe928f143fccf6",
+                     *       "bundle_hash": "sha256:5cae1c61be8024e3740c407c31d0836f7059e3686a864e2331ef101504c95bea",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 348
+                     *       "evaluation_us": 349
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16307,11 +16311,11 @@ export interface operations {
                     /**
                      * @example {
                      *       "session_id": "session-1",
-                     *       "first_at": "2026-11-28T20:55:11.416Z",
-                     *       "last_at": "2026-11-28T20:55:11.416Z",
+                     *       "first_at": "2026-11-28T21:17:53.514Z",
+                     *       "last_at": "2026-11-28T21:17:53.514Z",
                      *       "entries": [
                      *         {
-                     *           "id": "event-19610-4",
+                     *           "id": "event-4556-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16324,11 +16328,11 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T20:55:11.416Z",
+                     *           "created_at": "2026-11-28T21:17:53.514Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         },
                      *         {
-                     *           "id": "event-19610-5",
+                     *           "id": "event-4556-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16341,7 +16345,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T20:55:11.416Z",
+                     *           "created_at": "2026-11-28T21:17:53.514Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         }
                      *       ],
@@ -16416,7 +16420,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-19610-5",
+                     *           "id": "event-4556-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16429,10 +16433,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T20:55:11.416Z"
+                     *           "created_at": "2026-11-28T21:17:53.514Z"
                      *         },
                      *         {
-                     *           "id": "event-19610-4",
+                     *           "id": "event-4556-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16445,7 +16449,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T20:55:11.416Z"
+                     *           "created_at": "2026-11-28T21:17:53.514Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -16494,12 +16498,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T20:55:14.685Z",
-                     *       "until": "2026-11-28T20:55:14.685Z",
+                     *       "since": "2026-11-27T21:17:57.841Z",
+                     *       "until": "2026-11-28T21:17:57.841Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-27T20:55:14.685Z",
+                     *           "at": "2026-11-27T21:17:57.841Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16507,7 +16511,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-27T21:55:14.685Z",
+                     *           "at": "2026-11-27T22:17:57.841Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16518,7 +16522,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-28T20:55:11.416Z"
+                     *         "at": "2026-11-28T21:17:53.514Z"
                      *       }
                      *     }
                      */
@@ -16580,8 +16584,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-28T20:55:10.366Z",
-                     *       "until": "2026-11-28T20:55:14.719Z",
+                     *       "since": "2026-11-28T21:17:52.272Z",
+                     *       "until": "2026-11-28T21:17:57.889Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -16592,7 +16596,7 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-28T20:55:10.000Z",
+                     *           "at": "2026-11-28T21:17:52.000Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16600,7 +16604,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-28T20:55:11.000Z",
+                     *           "at": "2026-11-28T21:17:53.000Z",
                      *           "allow": 1,
                      *           "allow_with_masking": 0,
                      *           "deny": 1,
@@ -16740,8 +16744,8 @@ export interface operations {
                      *             "escrow": 0,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T20:55:11.416Z",
-                     *           "last_at": "2026-11-28T20:55:11.416Z"
+                     *           "first_at": "2026-11-28T21:17:53.514Z",
+                     *           "last_at": "2026-11-28T21:17:53.514Z"
                      *         },
                      *         {
                      *           "value": "pay",
@@ -16753,8 +16757,8 @@ export interface operations {
                      *             "escrow": 1,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T20:55:10.366Z",
-                     *           "last_at": "2026-11-28T20:55:10.366Z"
+                     *           "first_at": "2026-11-28T21:17:52.272Z",
+                     *           "last_at": "2026-11-28T21:17:52.272Z"
                      *         }
                      *       ],
                      *       "others": {
@@ -16797,7 +16801,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m8hz1fvdy1dgym92406yt4ap",
+                     *       "id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -16809,32 +16813,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 344673,
-                     *       "created_at": "2026-11-28T20:55:10.366Z",
+                     *       "evaluation_us": 731787,
+                     *       "created_at": "2026-11-28T21:17:52.272Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m8hz1g5443gwbreazfpvxxew",
-                     *       "key_id": "agk_01m8hz1e25sx48784vthbe6z4a",
+                     *       "escrow_id": "esc_01m8j0b1xnbyr4y5afv2c45f5b",
+                     *       "key_id": "agk_01m8j0azf00599tfhrxgzzgc01",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-28T20:55:09.933Z",
+                     *       "timestamp": "2026-11-28T21:17:51.512Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:687b2c2486bf813a69faaa47aa7e03a4ec7d4f91b2aaa5d6e8f92ded7c4ab8e2",
-                     *       "input_hash": "sha256:1b6ddeb3643f8b0c3fb58f751d89c5ab5a1b401100835960aedd21bd05aceb27",
-                     *       "action_ref": "sha256:3084d6c4709df5cddddbe832be43014aaa722ef8e2b8cdb2b69dd9251068af09",
-                     *       "trace_id": "68ae515fff46153829c01a1a5fdc5ef3",
-                     *       "span_id": "4184061e98f48e4e",
+                     *       "ask_commit": "sha256:f06c5d6f4308b301b30ceda440bf236358e07fca89746ef0b0928b246b486795",
+                     *       "input_hash": "sha256:00a91d199647bbff939ddb4da0885d62ec32167c26aca3eb04442eba0451634d",
+                     *       "action_ref": "sha256:5251156d48b3a1b3918b4fc22b5949de20d69414e00aee91354d0a5527bb3ec9",
+                     *       "trace_id": "bf0857de0794097379b53ce5070ea6fe",
+                     *       "span_id": "89d91c0c82980fd0",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:5b105c880e8c680f6c4f32da12e98222cc8e52031ac9dadbfc679129becf80e6"
+                     *         "bundle_hash": "sha256:e44496ca774eac314bf1794dc1549c3ec68c33c47ae745c9c02045c40fc6454f"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "e2838968a3a5c4deb63416116bbc374a9229bf3348516a493f94231ed9f46097",
-                     *         "hash": "ecc2b1f92c74df821af262c2ffecc43dade80a3f53bde10790c1d989568bdfcc",
+                     *         "prev_hash": "8479d8cc554468017096de78a03087fc9a5c046370a5a2461b718a50829ec8ab",
+                     *         "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -16875,7 +16879,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8hz1fvdy1dgym92406yt4ap",
+                     *       "event_id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -16930,13 +16934,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8hz1fvdy1dgym92406yt4ap",
+                     *       "event_id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T20:55:09.933Z",
-                     *         "owner": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *         "now": "2026-11-28T21:17:51.512Z",
+                     *         "owner": "usr_01m8j0aypkthry87dn31wm1nja",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -16945,8 +16949,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T20:55:09.933Z",
-                     *         "owner": "usr_01m8hz1dhfh0p5a3radd8rde6r",
+                     *         "now": "2026-11-28T21:17:51.512Z",
+                     *         "owner": "usr_01m8j0aypkthry87dn31wm1nja",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -17188,10 +17192,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "ecc2b1f92c74df821af262c2ffecc43dade80a3f53bde10790c1d989568bdfcc",
-                     *       "kid": "BDaCfsOjDlUATq0SI0p64xPcNCg7ltKqL9w8ILYbOtc",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-o0iut4/forensics\n2\necc2b1f92c74df821af262c2ffecc43dade80a3f53bde10790c1d989568bdfcc\n\n— control.test v1bU9YvYFlwBOLb7/odt9b0loGK5DmVt7fB77wZQ+wJoiJ2gkQ/vi/p7iTEnwBTwkXXmgRGo4YGc1V9rjWSJAHnSUAk=\n",
-                     *       "created_at": "2026-11-28T20:55:10.741Z"
+                     *       "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
+                     *       "kid": "IxTKgARCOzqeiFjjX7zwnutP6mdEKWYd6c7UO14cqNA",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-cxyzy1/forensics\n2\nd5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37\n\n— control.test n1/aWLWqvGM+yI2d8jRHdJGfS0IkIU1w48qOLeku0xXVJGyiQOD9W0BwlwNxBZ+7iDFtigBGLjzjuxpxIfH55FqxOAU=\n",
+                     *       "created_at": "2026-11-28T21:17:52.864Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -17234,10 +17238,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "ecc2b1f92c74df821af262c2ffecc43dade80a3f53bde10790c1d989568bdfcc",
-                     *           "kid": "BDaCfsOjDlUATq0SI0p64xPcNCg7ltKqL9w8ILYbOtc",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-o0iut4/forensics\n2\necc2b1f92c74df821af262c2ffecc43dade80a3f53bde10790c1d989568bdfcc\n\n— control.test v1bU9YvYFlwBOLb7/odt9b0loGK5DmVt7fB77wZQ+wJoiJ2gkQ/vi/p7iTEnwBTwkXXmgRGo4YGc1V9rjWSJAHnSUAk=\n",
-                     *           "created_at": "2026-11-28T20:55:10.741Z"
+                     *           "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
+                     *           "kid": "IxTKgARCOzqeiFjjX7zwnutP6mdEKWYd6c7UO14cqNA",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-cxyzy1/forensics\n2\nd5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37\n\n— control.test n1/aWLWqvGM+yI2d8jRHdJGfS0IkIU1w48qOLeku0xXVJGyiQOD9W0BwlwNxBZ+7iDFtigBGLjzjuxpxIfH55FqxOAU=\n",
+                     *           "created_at": "2026-11-28T21:17:52.864Z"
                      *         }
                      *       ]
                      *     }
@@ -17329,18 +17333,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-28T20:55:10.366Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:a0821818ede8f4b90d598fc7599f0023be6ae1460972b4e0305a067353a0b415\",\"received_at\":\"2026-11-28T20:55:10.366Z\",\"seq\":1,\"tenant_id\":\"t1-o0iut4\",\"v\":1}",
-                     *           "hash": "e2838968a3a5c4deb63416116bbc374a9229bf3348516a493f94231ed9f46097",
-                     *           "computed_hash": "e2838968a3a5c4deb63416116bbc374a9229bf3348516a493f94231ed9f46097"
+                     *           "received_at": "2026-11-28T21:17:52.272Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:7791941ca00344de89200ae09eb03ecc5779095338cab6fb4c3cbd1193b7cb2d\",\"received_at\":\"2026-11-28T21:17:52.272Z\",\"seq\":1,\"tenant_id\":\"t1-cxyzy1\",\"v\":1}",
+                     *           "hash": "8479d8cc554468017096de78a03087fc9a5c046370a5a2461b718a50829ec8ab",
+                     *           "computed_hash": "8479d8cc554468017096de78a03087fc9a5c046370a5a2461b718a50829ec8ab"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m8hz1fvdy1dgym92406yt4ap",
-                     *           "received_at": "2026-11-28T20:55:10.366Z",
-                     *           "line": "{\"action_ref\":\"sha256:3084d6c4709df5cddddbe832be43014aaa722ef8e2b8cdb2b69dd9251068af09\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:687b2c2486bf813a69faaa47aa7e03a4ec7d4f91b2aaa5d6e8f92ded7c4ab8e2\",\"bundle_hash\":\"sha256:5b105c880e8c680f6c4f32da12e98222cc8e52031ac9dadbfc679129becf80e6\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8hz1g5443gwbreazfpvxxew\",\"evaluation_us\":344673,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8hz1fvdy1dgym92406yt4ap\",\"input_hash\":\"sha256:1b6ddeb3643f8b0c3fb58f751d89c5ab5a1b401100835960aedd21bd05aceb27\",\"key_id\":\"agk_01m8hz1e25sx48784vthbe6z4a\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T20:55:10.366Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"4184061e98f48e4e\",\"tenant_id\":\"t1-o0iut4\",\"timestamp\":\"2026-11-28T20:55:09.933Z\",\"tool_name\":\"pay\",\"trace_id\":\"68ae515fff46153829c01a1a5fdc5ef3\",\"v\":1}",
-                     *           "hash": "ecc2b1f92c74df821af262c2ffecc43dade80a3f53bde10790c1d989568bdfcc",
-                     *           "computed_hash": "ecc2b1f92c74df821af262c2ffecc43dade80a3f53bde10790c1d989568bdfcc"
+                     *           "id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4",
+                     *           "received_at": "2026-11-28T21:17:52.272Z",
+                     *           "line": "{\"action_ref\":\"sha256:5251156d48b3a1b3918b4fc22b5949de20d69414e00aee91354d0a5527bb3ec9\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:f06c5d6f4308b301b30ceda440bf236358e07fca89746ef0b0928b246b486795\",\"bundle_hash\":\"sha256:e44496ca774eac314bf1794dc1549c3ec68c33c47ae745c9c02045c40fc6454f\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8j0b1xnbyr4y5afv2c45f5b\",\"evaluation_us\":731787,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8j0b1grvz8fb7e9ta3gfwd4\",\"input_hash\":\"sha256:00a91d199647bbff939ddb4da0885d62ec32167c26aca3eb04442eba0451634d\",\"key_id\":\"agk_01m8j0azf00599tfhrxgzzgc01\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T21:17:52.272Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"89d91c0c82980fd0\",\"tenant_id\":\"t1-cxyzy1\",\"timestamp\":\"2026-11-28T21:17:51.512Z\",\"tool_name\":\"pay\",\"trace_id\":\"bf0857de0794097379b53ce5070ea6fe\",\"v\":1}",
+                     *           "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
+                     *           "computed_hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37"
                      *         }
                      *       ]
                      *     }
@@ -17550,12 +17554,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m8hz1mpsrf790307y0zxwb7c",
+                     *           "id": "aud_01m8j0b7vbxcynf3cn70k9hj02",
                      *           "seq": 27,
-                     *           "created_at": "2026-11-28T20:55:14.905Z",
+                     *           "created_at": "2026-11-28T21:17:57.995Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *             "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -17563,21 +17567,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m8hz1fvdy1dgym92406yt4ap"
+                     *             "id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m8hz1mnnym6zs4vtb8xytqyn",
-                     *           "prev_hash": "b75e11e33f5123957042675d15e727e97a5d0914e644f14c44b29324a5dabf04",
-                     *           "hash": "ef214ab4cd72ff2828ea24644a0cfb6a99cb287c167fa02e7c6433415aad3ac2"
+                     *           "request_id": "req_01m8j0b7ty9kea7ag62xrzt207",
+                     *           "prev_hash": "a436c20d11d60e25eea1e5af1f5f2f1d095a6f687938f7dd18589c90665019ec",
+                     *           "hash": "00a82524d8b3270cb695cc541917122b7ba210c61aacd9275c21c9820ae75460"
                      *         },
                      *         {
-                     *           "id": "aud_01m8hz1hhy8j1qzwznrdcb7tm9",
+                     *           "id": "aud_01m8j0b3yrw63ef6dgzjsfzh4p",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-28T20:55:11.678Z",
+                     *           "created_at": "2026-11-28T21:17:54.008Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m8hz1dt90cwng4qm7bnatjaw",
+                     *             "id": "key_01m8j0az5gdyv0tv5ffhxk96gd",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -17590,9 +17594,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m8hz1harjy1amf5ggx7gxs5g",
-                     *           "prev_hash": "13d802f3ac1eebcc2e3627cc43493de8520c24a0abf0efdeae3bf0dedba84bb7",
-                     *           "hash": "b75e11e33f5123957042675d15e727e97a5d0914e644f14c44b29324a5dabf04"
+                     *           "request_id": "req_01m8j0b3kanv0tyny2y0by8c2g",
+                     *           "prev_hash": "950014094b2362cd4b5e9945eb91ed1d8ab56f5ae171e4d2f8cbaf5d2adbddb0",
+                     *           "hash": "a436c20d11d60e25eea1e5af1f5f2f1d095a6f687938f7dd18589c90665019ec"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -17637,12 +17641,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m8hz1h71b5nx35xj9h2p9746",
+                     *       "id": "aud_01m8j0b3cn7jqx8kcnrmqah9e0",
                      *       "seq": 25,
-                     *       "created_at": "2026-11-28T20:55:11.329Z",
+                     *       "created_at": "2026-11-28T21:17:53.429Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m8hz1dv063yktqsmj9tpw4ax",
+                     *         "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -17650,13 +17654,13 @@ export interface operations {
                      *       "code": "QST001I",
                      *       "target": {
                      *         "type": "question",
-                     *         "id": "qst_01m8hz1h6npfnvpx7asr3nbs1v"
+                     *         "id": "qst_01m8j0b3c4gkptsezyvwb994je"
                      *       },
                      *       "severity": "info",
                      *       "detail": "kept",
-                     *       "request_id": "req_01m8hz1h6b169cpvq3tf2fk8n0",
-                     *       "prev_hash": "55832e86cb1e1bd04102dfa67b1611e421b39710d55377177e71d373855abb24",
-                     *       "hash": "13d802f3ac1eebcc2e3627cc43493de8520c24a0abf0efdeae3bf0dedba84bb7"
+                     *       "request_id": "req_01m8j0b3bzeyzz9vjwb26wrav9",
+                     *       "prev_hash": "24bbbf61c603406aab33aba9b9deccfddb78b9d26e0ff54801fc33c6d559114a",
+                     *       "hash": "950014094b2362cd4b5e9945eb91ed1d8ab56f5ae171e4d2f8cbaf5d2adbddb0"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -17762,21 +17766,21 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8hz1q6yqz6vvegbfph4730t",
+                     *       "package_id": "pkg_01m8j0bat36teqekd6xn1w8z4k",
                      *       "purpose": "x",
                      *       "chain": "forensics",
-                     *       "from": "2026-10-28T20:55:17.470Z",
-                     *       "to": "2026-11-28T20:55:17.470Z",
+                     *       "from": "2026-10-28T21:18:01.027Z",
+                     *       "to": "2026-11-28T21:18:01.027Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:534d203564e6971e2dc9791f8f446c48ef3919b2cdb2a84f650fccb47d5e8247",
-                     *       "public_key_fingerprint": "sha256:a0821818ede8f4b90d598fc7599f0023be6ae1460972b4e0305a067353a0b415",
-                     *       "size": 50176,
-                     *       "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
-                     *       "created_at": "2026-11-28T20:55:17.470Z"
+                     *       "package_hash": "sha256:96d1202528db0e4cd63b5ac5ad01b3f7022f46ecbcb1ff049de8a48538ffd50c",
+                     *       "public_key_fingerprint": "sha256:7791941ca00344de89200ae09eb03ecc5779095338cab6fb4c3cbd1193b7cb2d",
+                     *       "size": 57344,
+                     *       "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *       "created_at": "2026-11-28T21:18:01.027Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -17877,21 +17881,21 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m8hz1gjsk29bxav82fehat2t",
+                     *           "package_id": "pkg_01m8j0b2ngkys6hn77xf855dfq",
                      *           "purpose": "audit",
                      *           "chain": "forensics",
-                     *           "from": "2026-10-28T20:55:10.681Z",
-                     *           "to": "2026-11-28T20:55:10.681Z",
+                     *           "from": "2026-10-28T21:17:52.688Z",
+                     *           "to": "2026-11-28T21:17:52.688Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:1b3485f971b781dbc83acaf15bf43be29233126ea8de005d83c2294157c94acd",
-                     *           "public_key_fingerprint": "sha256:a0821818ede8f4b90d598fc7599f0023be6ae1460972b4e0305a067353a0b415",
-                     *           "size": 39936,
-                     *           "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
-                     *           "created_at": "2026-11-28T20:55:10.681Z"
+                     *           "package_hash": "sha256:fd18cb2b454b1e9a950f3f0e61235338be1497edb0ae46564cdec4dcf08b6fff",
+                     *           "public_key_fingerprint": "sha256:7791941ca00344de89200ae09eb03ecc5779095338cab6fb4c3cbd1193b7cb2d",
+                     *           "size": 47104,
+                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "created_at": "2026-11-28T21:17:52.688Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -17937,31 +17941,31 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8hz1gjsk29bxav82fehat2t",
+                     *       "package_id": "pkg_01m8j0b2ngkys6hn77xf855dfq",
                      *       "purpose": "audit",
                      *       "chain": "forensics",
-                     *       "from": "2026-10-28T20:55:10.681Z",
-                     *       "to": "2026-11-28T20:55:10.681Z",
+                     *       "from": "2026-10-28T21:17:52.688Z",
+                     *       "to": "2026-11-28T21:17:52.688Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:1b3485f971b781dbc83acaf15bf43be29233126ea8de005d83c2294157c94acd",
-                     *       "public_key_fingerprint": "sha256:a0821818ede8f4b90d598fc7599f0023be6ae1460972b4e0305a067353a0b415",
-                     *       "size": 39936,
-                     *       "created_by": "usr_01m8hz1dv063yktqsmj9tpw4ax",
-                     *       "created_at": "2026-11-28T20:55:10.681Z",
+                     *       "package_hash": "sha256:fd18cb2b454b1e9a950f3f0e61235338be1497edb0ae46564cdec4dcf08b6fff",
+                     *       "public_key_fingerprint": "sha256:7791941ca00344de89200ae09eb03ecc5779095338cab6fb4c3cbd1193b7cb2d",
+                     *       "size": 47104,
+                     *       "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *       "created_at": "2026-11-28T21:17:52.688Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
                      *           "size": 848,
-                     *           "sha256": "c77fa08a2cc15ca15a926615beceebb44e77f3ae8627909331e712c628f3f1b4"
+                     *           "sha256": "0eeabb4da061dda50dc8a71394b73f345bee9ad841e2c9c411563204a5cdf4cd"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
                      *           "size": 848,
-                     *           "sha256": "25131ca4378ab4656f6d92eeda311ce3064467bfc2e10b44451b05f7530437fe"
+                     *           "sha256": "a87d341572c84d0e494e942106e5bb625ddda4bb186197c97c032338312392eb"
                      *         }
                      *       ]
                      *     }
@@ -18375,7 +18379,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m8hz1g5443gwbreazfpvxxew",
+                     *       "id": "esc_01m8j0b1xnbyr4y5afv2c45f5b",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -18452,7 +18456,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_3ak1k1x",
+                     *       "id": "dlv_3h80t7b",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -19052,8 +19056,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "4-dI9MD1kRU0cbefkPfhxofKFnn8dtTK-DUy_AoLI3k",
-                     *           "kid": "BDaCfsOjDlUATq0SI0p64xPcNCg7ltKqL9w8ILYbOtc",
+                     *           "x": "bqDcFdRbuAK64D2ZVfpnVBgmI9Y__362M265vc0OS9k",
+                     *           "kid": "IxTKgARCOzqeiFjjX7zwnutP6mdEKWYd6c7UO14cqNA",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -19257,12 +19261,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "60a142b4ce453f23c829ca679de8771bac648e59da0a18d9306377ab5b31c44d"
+                     *         "hash": "9112f9f4d0b3814887b2d07277d08ffd35e3b1ea5f270ee5819fe73f56e0022c"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "ecc2b1f92c74df821af262c2ffecc43dade80a3f53bde10790c1d989568bdfcc",
-                     *         "created_at": "2026-11-28T20:55:10.741Z"
+                     *         "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
+                     *         "created_at": "2026-11-28T21:17:52.864Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -19304,12 +19308,12 @@ export interface operations {
                      *       "records_checked": 28,
                      *       "head": {
                      *         "seq": 28,
-                     *         "hash": "e6f73da49899714df7751ca158f719507153ddffadc099ddfa298befed0fd59b"
+                     *         "hash": "6eb04fd03a8f4cf1a1c2ffbcf893b5c74231a55748967d214b208050acd72fcf"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 17,
-                     *         "hash": "7decbb6c9c2fcb5c39fcd59877b86a0d641895ced791755b680ee9be40aa31bd",
-                     *         "created_at": "2026-11-28T20:55:10.835Z"
+                     *         "hash": "1bbd6652e2b6e65228f2106d85dc4301b4a287fbc32dc0f8e4050fbb984ceb6d",
+                     *         "created_at": "2026-11-28T21:17:52.890Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
