@@ -83,8 +83,8 @@ export interface AuditStep {
 /**
  * Adds a record to the audit chain within a transaction, preceded by the genesis record if it is the first. The chain's head row
  * is locked from then until the commit, so a tenant's changes are serialized and the chain cannot fork. `allowed` is called under
- * the lock, with the head that was found, and throws if nothing may be added. Time never goes backwards within the chain,
- * whatever its writers' clocks say.
+ * the lock, with the head that was found and whether it is in doubt, and throws if nothing may be added. Time never goes backwards
+ * within the chain, whatever its writers' clocks say.
  */
 export async function addAudit(
   execute: Execute,
@@ -94,7 +94,7 @@ export async function addAudit(
     now: number;
     fingerprint: () => string;
     id?: string | undefined;
-    allowed?: (head: ChainPosition, closed: boolean) => Promise<void>;
+    allowed?: (head: ChainPosition, doubtful: boolean) => Promise<void>;
   },
 ): Promise<AuditStep> {
   await execute(
@@ -108,14 +108,16 @@ export async function addAudit(
   );
   let seq = Number(rows[0]!.seq);
   // a separate statement, so that it sees what was committed while the previous one waited for the lock
-  const [last] = await execute<{ received_at: Date | string }>(
-    'select received_at from audit_record where tenant_id = $1 and seq = $2',
+  const [last] = await execute<{ received_at: Date | string; hash: Buffer }>(
+    'select received_at, hash from audit_record where tenant_id = $1 and seq = $2',
     [tenantId, seq],
   );
   const now = new Date(Math.max(how.now, last ? new Date(last.received_at).getTime() : 0));
   let hash: Buffer = rows[0]!.hash;
   const from = { seq, hash: hash.toString('hex') };
-  await how.allowed?.(from, rows[0]!.closed);
+  // the record that the head names may be gone, or another
+  const isAsStated = seq === 0 || last?.hash.equals(hash) === true;
+  await how.allowed?.(from, rows[0]!.closed || !isAsStated);
   const add = async (id: string, line: string) => {
     hash = chainHash(hash, line);
     const columns = Object.values(auditColumns(JSON.parse(line)));
@@ -151,11 +153,11 @@ export function auditWriter(clock: Clock, fingerprint: () => string, checkpoints
   return async (em: EntityManager, tenantId: string, entry: AuditEntry) => {
     const execute: Execute = (sql, values) => em.execute(sql.replaceAll(/\$\d+/g, '?'), values as never);
     const known = checkpoints?.();
-    const allowed = async (head: ChainPosition, closed: boolean) => {
+    const allowed = async (head: ChainPosition, doubtful: boolean) => {
       if (pending.get(em)?.hash === head.hash) return;
       const local = known?.acknowledged.local(tenantId, 'audit');
       // the head is as this process left it, so there is nothing to compare
-      if (!known || (!closed && local?.seq === head.seq && local.hash === head.hash)) return;
+      if (!known || (!doubtful && local?.seq === head.seq && local.hash === head.hash)) return;
       const { generation } = await known.inspectHeld(tenantId, 'audit');
       if (head.seq > 0) known.acknowledged.acknowledge(tenantId, 'audit', { ...head, generation });
     };

@@ -21,6 +21,7 @@ import type { SignedRules } from '../policy/signed-rules.ts';
 import { httpMethod, reason, text, timestamp, toolPin } from '../rpc/fields.ts';
 import { MAX_WAIT_SECONDS } from '../rpc/long-poll.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
+import { reasonFor } from '../rpc/reason.ts';
 import type { Asides } from './asides.ts';
 import { HeldPart, HoldOut, Quorum, RejectableOut, SimilarOut } from './hold-schema.ts';
 import type { Holds } from './holds.ts';
@@ -491,6 +492,7 @@ export function escrowRouter(
         const { principal } = ctx;
         if (principal.kind !== 'session') throw new AppError('FORBIDDEN');
         const { decision, reason, shown_hash: seen } = input;
+        await reasonFor(ctx, reason || undefined);
         const vote = { userId: principal.userId, decision, reason, seen };
         const hold = await holds.vote(ctx.tenantId, input.id, vote, by(ctx));
         return {

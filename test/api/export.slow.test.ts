@@ -384,6 +384,21 @@ describe('a database holder', () => {
   });
 });
 
+test('an audit log whose newest record was deleted takes no more, before anyone verifies it', async () => {
+  const tenant = await server.tenant();
+  const person = await tenant.person('admin');
+  const make = { label: 'k', scopes: ['proxy'] };
+  await server.call(201, 'POST /v1/keys', person, make);
+  await sql(
+    server,
+    `delete from audit_record r where tenant_id = $1
+     and seq = (select max(seq) from audit_record where tenant_id = r.tenant_id)`,
+    [tenant.id],
+  );
+  const { body } = await server.call(503, 'POST /v1/keys', person, make);
+  expect(body.detail).toContain('the audit chain is closed');
+});
+
 describe('who approved', () => {
   async function used() {
     const tenant = await server.tenant();
