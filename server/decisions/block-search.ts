@@ -6,6 +6,8 @@ import { blockOf, firstIn, lastIn, matching, maySee, type SoughtValue, type Summ
 export interface FoundRecord {
   seq: number;
   line: string;
+  /** As stored, in hex. */
+  hash: string;
 }
 
 /** The matches, in order, and the last seq examined if the work ended before the range did. */

@@ -5,11 +5,10 @@ import { firstSince, firstSinceEach, lastSeq, PLAN } from '../chain/seek.ts';
 import { DECISIONS, type Decision, FILTER_FIELDS, type FilterField, notOf } from '../domain/decision.ts';
 import { invalid } from '../errors.ts';
 import { edgesOf, MOST_BUCKETS } from '../lib/time-steps.ts';
-import { timestamp } from '../rpc/fields.ts';
 import { route } from '../rpc/procedure.ts';
-import { EVENT_FILTERS } from './event-schemas.ts';
+import { EVENT_FILTERS, EVENT_TIMES } from './event-schemas.ts';
 import { SAMPLED, type Sample, type SampleBounds, sampleOf } from './sample.ts';
-import type { EventFilters } from './search.ts';
+import { type EventFilters, firstDecided } from './search.ts';
 import { countKinds } from './summary.ts';
 
 /** The number of decisions over time and by field, see sample.ts. */
@@ -82,7 +81,7 @@ export function countsProcedure(db: Reads) {
     { keys: ['pipeline'], role: 'viewer' },
     {
       summary: 'Count the decisions in a range by time and by field',
-      description: `Without \`since\`, from the first record; without \`until\`, up to now. ${SAMPLED}: see \`estimated\`. The numbers of each decision over time are exact up to 50,000 of each that is not \`allow\`, as long as no other filter is set.`,
+      description: `Without \`since\`, from the first record; without \`until\`, up to now. By the time of decision with \`decided_since\` or \`decided_until\`, else by that of receipt. ${SAMPLED}: see \`estimated\`. The numbers of each decision over time are exact up to 50,000 of each that is not \`allow\`, as long as no other filter is set.`,
       tag: 'decisions',
       problems: ['TOO_BROAD'],
     },
@@ -90,8 +89,7 @@ export function countsProcedure(db: Reads) {
     .input(
       z.strictObject({
         ...EVENT_FILTERS,
-        since: timestamp.optional().describe('received at this time or later'),
-        until: timestamp.optional().describe('received before this time'),
+        ...EVENT_TIMES,
         buckets: z.int().min(1).max(MOST_BUCKETS).default(60).describe('the most steps; there may be fewer'),
         utc_offset: z.int().min(-840).max(840).default(0).describe('minutes: steps begin on full hours and days there'),
         facets: z
@@ -111,21 +109,35 @@ export async function countEvents(
   query: CountsQuery,
   options: SampleBounds = {},
 ): Promise<EventCounts> {
-  if (query.since !== undefined && query.until !== undefined && timeIn(query.until) <= timeIn(query.since)) {
-    throw invalid('?until', 'must be after since');
+  for (const [since, until] of [
+    ['since', 'until'],
+    ['decided_since', 'decided_until'],
+  ] as const) {
+    const [from, to] = [query[since], query[until]];
+    if (from !== undefined && to !== undefined && timeIn(to) <= timeIn(from)) {
+      throw invalid(`?${until}`, `must be after ${since}`);
+    }
   }
+  // the axis is the time that is asked for
+  const byDecided = query.decided_since !== undefined || query.decided_until !== undefined;
+  const from = byDecided ? query.decided_since : query.since;
+  const to = byDecided ? query.decided_until : query.until;
   return db.readOnly(tenantId, async (client) => {
     await client.query(PLAN);
     const at = (time: number) => firstSince(client, tenantId, 'forensics', end, new Date(time).toISOString());
     const end = await lastSeq(client, tenantId, 'forensics');
     // the first record is no decision
-    const first = query.since === undefined ? 2 : Math.max(2, await at(timeIn(query.since)));
+    const first = Math.max(
+      2,
+      query.since === undefined ? 2 : await at(timeIn(query.since)),
+      query.decided_since === undefined ? 2 : await firstDecided(client, tenantId, end, query.decided_since),
+    );
     const last = query.until === undefined ? end : (await at(timeIn(query.until))) - 1;
     const [oldest, newest] = [await timeOf(client, tenantId, first), await timeOf(client, tenantId, end)];
     // the timestamps in the chain may be ahead of this machine's clock
     const now = Math.max(Date.now(), (newest ?? 0) + 1);
-    const until = query.until === undefined ? now : timeIn(query.until);
-    const since = Math.min(until - 1, query.since === undefined ? (oldest ?? until - 3_600_000) : timeIn(query.since));
+    const until = to === undefined ? now : timeIn(to);
+    const since = Math.min(until - 1, from === undefined ? (oldest ?? until - 3_600_000) : timeIn(from));
     const { edges, seconds } = edgesOf(since, until, query.buckets, query.utc_offset);
     const times = edges.map((edge) => new Date(edge));
     const byKind = async () =>
@@ -136,7 +148,7 @@ export async function countEvents(
         ? { records: last - first + 1, looked: 0, isSample: false, scale: (count: number) => count }
         : await sampleOf(client, { tenantId, first, last }, query, options);
     const { records, looked, isSample, scale } = sample;
-    const found = records === 0 || !('read' in sample) ? [] : await facetsOf(client, sample, times);
+    const found = records === 0 || !('read' in sample) ? [] : await facetsOf(client, sample, times, byDecided);
 
     const none = () => Object.fromEntries(DECISIONS.map((decision) => [decision, 0])) as Record<Decision, number>;
     const buckets = edges.map(none);
@@ -180,6 +192,7 @@ const timeIn = (text: string) => Math.min(Math.max(Date.parse(text), 0), Date.UT
 /** No filter but the decision, so the chain's positions and an index give the counts. */
 function isCountedByKind(query: CountsQuery): boolean {
   const others = FILTER_FIELDS.filter((field) => field !== 'decision');
+  if (query.decided_since !== undefined || query.decided_until !== undefined) return false;
   return others.every((field) => query[field] === undefined && (query[notOf(field)]?.length ?? 0) === 0);
 }
 
@@ -212,10 +225,15 @@ interface Found {
 }
 
 /**
- * PostgreSQL reads the records and sends only the counts. `times`: where the steps begin; the first is not later than any
- * of the records.
+ * PostgreSQL reads the records and sends only the counts. `times`: where the steps begin; what came before the first counts in
+ * it. By the time of receipt, or by that of the decision.
  */
-async function facetsOf(client: pg.PoolClient, sample: Sample, times: readonly Date[]): Promise<Found[]> {
+async function facetsOf(
+  client: pg.PoolClient,
+  sample: Sample,
+  times: readonly Date[],
+  byDecided: boolean,
+): Promise<Found[]> {
   const { picked, matching, values } = sample.read();
   const edges = `$${values.push(times)}::timestamptz[]`;
   const fields = FACETS.filter((name) => name !== 'decision');
@@ -223,9 +241,9 @@ async function facetsOf(client: pg.PoolClient, sample: Sample, times: readonly D
     `with picked as materialized (
        ${picked}),
      looked as materialized (
-       select width_bucket(p.received_at, ${edges}) as bucket, d.*
+       select greatest(1, width_bucket(${byDecided ? 'd."timestamp"::timestamptz' : 'p.received_at'}, ${edges})) as bucket, d.*
        from (select received_at, line from picked where ${matching}) p,
-         lateral jsonb_to_record(p.line::jsonb) as d(${FACETS.map((name) => `${name} text`).join(', ')})),
+         lateral jsonb_to_record(p.line::jsonb) as d(${[...FACETS, '"timestamp"'].map((name) => `${name} text`).join(', ')})),
      numbers as (
        select bucket, decision, null as field, null as value, count(*)::int as count from looked group by 1, 2
        ${fields.map((name) => `union all (select null, null, '${name}', ${name}, count(*)::int from looked where ${name} <> '' group by 4 order by 5 desc, 4 limit ${MOST_VALUES})`).join('\n')})

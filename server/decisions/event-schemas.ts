@@ -19,6 +19,7 @@ import {
 import { MOST_KEPT_BYTES } from '../domain/kept-input.ts';
 import { PRACTICE_AGENT } from '../domain/practice.ts';
 import { FACT_LIMITS } from '../domain/session-facts.ts';
+import { timestamp } from '../rpc/fields.ts';
 import { LedgerEntryIn } from './ledger.ts';
 
 /** The request and response schemas derived from the table of decision record fields. */
@@ -337,6 +338,18 @@ const SoughtText = Sought.describe(
   'the value, or how it begins and `*`, in capitals or not; a value that ends in `*` itself has one more',
 );
 const soughtIn = (name: FilterField) => (fieldOf(name).type === 'decision' ? z.enum(DECISIONS) : SoughtText);
+/**
+ * The times that a search takes. A decision of a proxy that was cut off is received long after it was made, so each can be asked
+ * for by either time.
+ */
+export const EVENT_TIMES = {
+  since: timestamp.optional().describe('received at this time or later'),
+  until: timestamp.optional().describe('received before this time'),
+  decided_since: timestamp.optional().describe('decided at this time or later, by the clock of whoever decided'),
+  decided_until: timestamp.optional().describe('decided before this time'),
+};
+export type DecidedFilter = 'decided_since' | 'decided_until';
+
 /** The filters of the list: for each field, the value to match and the values to exclude. */
 export const EVENT_FILTERS = {
   ...Object.fromEntries(FILTER_FIELDS.map((name) => [name, soughtIn(name).optional()])),

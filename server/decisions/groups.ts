@@ -4,11 +4,10 @@ import { type Reads, readsOf } from '../../db/index.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
 import { DECISIONS, type Decision, GROUP_FIELDS, type GroupField } from '../domain/decision.ts';
 import { invalid } from '../errors.ts';
-import { timestamp } from '../rpc/fields.ts';
 import { route } from '../rpc/procedure.ts';
-import { EVENT_FILTERS } from './event-schemas.ts';
+import { EVENT_FILTERS, EVENT_TIMES } from './event-schemas.ts';
 import { SAMPLED, type Sample, type SampleBounds, sampleOf } from './sample.ts';
-import type { EventFilters } from './search.ts';
+import { type EventFilters, firstDecided } from './search.ts';
 
 /** The decisions of a range grouped by one or two fields, see sample.ts. */
 
@@ -36,7 +35,7 @@ const EventGroups = z
           decisions: z.object(
             Object.fromEntries(DECISIONS.map((decision) => [decision, Count])) as Record<Decision, typeof Count>,
           ),
-          first_at: z.iso.datetime().describe('of those looked at, the first'),
+          first_at: z.iso.datetime().describe('of those looked at, the first, by the time that is asked for'),
           last_at: z.iso.datetime().describe('of those looked at, the last'),
         }),
       )
@@ -70,8 +69,7 @@ export function groupsProcedure(db: Reads) {
     .input(
       z.strictObject({
         ...EVENT_FILTERS,
-        since: timestamp.optional().describe('received at this time or later'),
-        until: timestamp.optional().describe('received before this time'),
+        ...EVENT_TIMES,
         by: field.describe('the field whose values are counted'),
         and: field.optional().describe('a second field: each pair of values is counted'),
       }),
@@ -89,15 +87,20 @@ export async function groupEvents(
 ): Promise<EventGroups> {
   const { by, and, since, until } = query;
   if (and === by) throw invalid('?and', 'must be another field than by');
+  const byDecided = query.decided_since !== undefined || query.decided_until !== undefined;
   return db.readOnly(tenantId, async (client) => {
     await client.query(PLAN);
     const end = await lastSeq(client, tenantId, 'forensics');
     const at = (time: string) => firstSince(client, tenantId, 'forensics', end, time);
     // the first record is not a decision
-    const first = since === undefined ? 2 : Math.max(2, await at(since));
+    const first = Math.max(
+      2,
+      since === undefined ? 2 : await at(since),
+      query.decided_since === undefined ? 2 : await firstDecided(client, tenantId, end, query.decided_since),
+    );
     const last = until === undefined ? end : (await at(until)) - 1;
     const sample = await sampleOf(client, { tenantId, first, last }, query, options);
-    const found = sample.records === 0 ? [] : await groupsOf(client, sample, and ? [by, and] : [by]);
+    const found = sample.records === 0 ? [] : await groupsOf(client, sample, and ? [by, and] : [by], byDecided);
     const { records, looked, isSample, scale } = sample;
     const named = found.filter(({ named }) => named);
     const groups = named.map(({ values, count, kinds, first_at, last_at }) => ({
@@ -135,18 +138,23 @@ interface Found {
 }
 
 /** PostgreSQL reads the records and sends only the counts. */
-async function groupsOf(client: pg.PoolClient, sample: Sample, fields: readonly GroupField[]): Promise<Found[]> {
+async function groupsOf(
+  client: pg.PoolClient,
+  sample: Sample,
+  fields: readonly GroupField[],
+  byDecided: boolean,
+): Promise<Found[]> {
   const { picked, matching, values } = sample.read();
   const keys = fields.map((_, n) => `key_${n}`);
   const { rows } = await client.query<Found>(
     `with picked as materialized (
        ${picked}),
      looked as materialized (
-       select p.received_at, d.decision, ${fields.map((name, n) => `nullif(d.${name}, '') as ${keys[n]}`).join(', ')}
+       select ${byDecided ? 'd."timestamp"::timestamptz' : 'p.received_at'} as at, d.decision, ${fields.map((name, n) => `nullif(d.${name}, '') as ${keys[n]}`).join(', ')}
        from (select received_at, line from picked where ${matching}) p,
-         lateral jsonb_to_record(p.line::jsonb) as d(${[...new Set(['decision', ...fields])].map((name) => `${name} text`).join(', ')})),
+         lateral jsonb_to_record(p.line::jsonb) as d(${[...new Set(['decision', '"timestamp"', ...fields])].map((name) => `${name} text`).join(', ')})),
      kinds as (
-       select ${keys.join(', ')}, decision, count(*)::int as count, min(received_at) as first_at, max(received_at) as last_at
+       select ${keys.join(', ')}, decision, count(*)::int as count, min(at) as first_at, max(at) as last_at
        from looked group by ${keys.join(', ')}, decision),
      ranked as (
        select array[${keys.join(', ')}]::text[] as values, sum(count)::int as count,

@@ -5,10 +5,9 @@ import { actorOf } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import { csvLine } from '../lib/csv.ts';
 import { oneLine, visible } from '../lib/visible.ts';
-import { timestamp } from '../rpc/fields.ts';
 import { type PlainRoute, principalOf } from '../rpc/plain.ts';
-import { EVENT_FILTERS, type EventSummary } from './event-schemas.ts';
-import { type EventFilters, MAX_PAGE, searchEvents } from './search.ts';
+import { EVENT_FILTERS, EVENT_TIMES, type RecordLine } from './event-schemas.ts';
+import { type EventFilters, MAX_PAGE, searchRecords } from './search.ts';
 
 /** What one file holds at most: it is assembled before it is sent, so that its top can state whether it is complete. */
 const MOST_ROWS = 10_000;
@@ -16,21 +15,28 @@ const MOST_BYTES = 16 * 1024 * 1024;
 /** Pages of the list to request: a search for something rare fills few of them. */
 const MOST_PAGES = 50;
 
+type Row = RecordLine & { decided_at: string; seq: number; hash: string };
 const COLUMNS = [
-  'created_at',
+  'decided_at',
+  'received_at',
   'decision',
   'tool_name',
   'tool_server',
   'agent_id',
   'agent_role',
   'policy_id',
+  'policy_version',
+  'rule_id',
   'deny_reason',
   'session_id',
+  'trace_id',
   'proxy_id',
   'method',
   'evaluation_us',
   'id',
-] as const satisfies readonly (keyof EventSummary)[];
+  'seq',
+  'hash',
+] as const satisfies readonly (keyof Row)[];
 
 /** The list of decisions as a file. */
 export function decisionExportRoute({ db, audit }: { db: Database; audit: WriteAudit }): PlainRoute {
@@ -39,12 +45,11 @@ export function decisionExportRoute({ db, audit }: { db: Database; audit: WriteA
     path: '/v1/events/export',
     access: { keys: ['pipeline'], role: 'viewer' },
     summary: 'The decisions that match, as a CSV file',
-    description: `With the filters of the list, the newest first, at most ${MOST_ROWS.toLocaleString('en')} decisions and ${MOST_BYTES / 1024 / 1024} MiB. A file that does not have all of them says so in its name, in the header X-Svc-Incomplete, and in the line after the column names and the last one, which both begin with INCOMPLETE. Times are in UTC. Characters that cannot be seen are written out, and what a spreadsheet would take for a formula is preceded by an apostrophe. It has nothing of requests. Each call is in the audit log.`,
+    description: `With the filters of the list, the newest first, at most ${MOST_ROWS.toLocaleString('en')} decisions and ${MOST_BYTES / 1024 / 1024} MiB. A file that does not have all of them says so in its name, in the header X-Svc-Incomplete, and in the line after the column names and the last one, which both begin with INCOMPLETE. Times are in UTC: \`decided_at\` by the clock of whoever decided, \`received_at\` by this server’s. \`seq\` and \`hash\` are the position in the chain and the hash as stored: a verification shows whether it is that of the record. Characters that cannot be seen are written out, and what a spreadsheet would take for a formula is preceded by an apostrophe. It has nothing of requests. Each call is in the audit log.`,
     tag: 'decisions',
     query: {
       ...EVENT_FILTERS,
-      since: timestamp.optional(),
-      until: timestamp.optional(),
+      ...EVENT_TIMES,
     } as NonNullable<PlainRoute['query']>,
     answers: { 200: { description: 'CSV (RFC 4180) with a header line', type: 'text/csv', schema: z.string() } },
     headers: {
@@ -91,7 +96,7 @@ export function decisionExportRoute({ db, audit }: { db: Database; audit: WriteA
 
 /** The lines of the matches and, if they are not all, the reason. */
 async function collect(
-  reads: Parameters<typeof searchEvents>[0],
+  reads: Parameters<typeof searchRecords>[0],
   tenantId: string,
   query: EventFilters,
   gone: AbortSignal,
@@ -102,9 +107,10 @@ async function collect(
   const narrow = 'narrow the time or the filters to get the others';
   for (let pages = 0; pages < MOST_PAGES && !gone.aborted; pages++) {
     const limit = Math.min(MAX_PAGE, MOST_ROWS - lines.length);
-    const page = await searchEvents(reads, tenantId, { ...query, limit, ...(after && { after }) });
-    for (const event of page.events) {
-      const line = csvLine(COLUMNS.map((name) => visible(String(event[name] ?? ''))));
+    const page = await searchRecords(reads, tenantId, { ...query, limit, ...(after && { after }) });
+    for (const { seq, hash, line: record } of page.records) {
+      const row: Row = { ...record, decided_at: record.timestamp, seq, hash };
+      const line = csvLine(COLUMNS.map((name) => visible(String(row[name] ?? ''))));
       size += Buffer.byteLength(line);
       if (size > MOST_BYTES) return { lines, rest: `a file has at most ${MOST_BYTES / 1024 / 1024} MiB: ${narrow}` };
       lines.push(line);

@@ -20,11 +20,12 @@ import { soughtBy } from '../domain/sought.ts';
 import { AppError, invalid } from '../errors.ts';
 import { Where } from '../lib/where.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
-import { timestamp } from '../rpc/fields.ts';
 import { type FoundPart, type FoundRecord, findInBlocks, summarizedTo } from './block-search.ts';
 import {
+  type DecidedFilter,
   detailOf,
   EVENT_FILTERS,
+  EVENT_TIMES,
   type EventDetail,
   type EventSummary,
   type RecordLine,
@@ -56,8 +57,7 @@ const EVENT_TYPES = DECISIONS.map((decision) => `decision.${decision}` as const)
 export const EventQuery = z.strictObject({
   event_type: z.enum(EVENT_TYPES).optional(),
   ...EVENT_FILTERS,
-  since: timestamp.optional().describe('received at this time or later'),
-  until: timestamp.optional().describe('received before this time'),
+  ...EVENT_TIMES,
   after: z.string().max(200).optional().describe('next_cursor of the previous page'),
   order: z.enum(['asc', 'desc']).optional().describe('default: desc (newest first), or the order of the cursor'),
   limit: z
@@ -66,7 +66,7 @@ export const EventQuery = z.strictObject({
     .describe('1 to 1000, default 100'),
 });
 export type EventQuery = z.infer<typeof EventQuery>;
-export type EventFilters = Pick<EventQuery, FilterField | NotFilter>;
+export type EventFilters = Pick<EventQuery, FilterField | NotFilter> & Partial<Pick<EventQuery, DecidedFilter>>;
 
 export interface EventPage {
   events: EventSummary[];
@@ -101,13 +101,26 @@ export async function searchEvents(
   return { events: records.map(({ line }) => summaryOf(line)), ...page };
 }
 
-/** The same with the records and their positions in the chain. */
+/** How far the clock of a proxy may be ahead, for a search by the time of decision to find what it decided. */
+const AHEAD_MS = 86_400_000;
+
+/** The first record, up to `last` + 1, that may have been decided at `since` or later: it is not received before that. */
+export function firstDecided(client: pg.PoolClient, tenantId: string, last: number, since: string): Promise<number> {
+  const received = new Date(Math.max(0, Date.parse(timeOf(since)) - AHEAD_MS)).toISOString();
+  return firstSince(client, tenantId, 'forensics', last, received);
+}
+
+/** A time in the form that records have. */
+const timeOf = (text: string) =>
+  new Date(Math.min(Math.max(Date.parse(text), 0), Date.UTC(9999, 11, 31, 23, 59, 59, 999))).toISOString();
+
+/** The same with the records, their positions in the chain, and their hashes as stored. */
 export async function searchRecords(
   db: Reads,
   tenantId: string,
   query: EventQuery,
   options: { scanRecords?: number } = {},
-): Promise<Omit<EventPage, 'events'> & { records: { seq: number; line: RecordLine }[] }> {
+): Promise<Omit<EventPage, 'events'> & { records: { seq: number; hash: string; line: RecordLine }[] }> {
   const { scanRecords = SCAN_RECORDS } = options;
   const limit = Number(query.limit ?? DEFAULT_PAGE);
   if (limit < 1 || limit > MAX_PAGE) throw invalid('?limit', `must be 1 to ${MAX_PAGE}`);
@@ -126,6 +139,8 @@ export async function searchRecords(
     let last = await lastSeq(client, tenantId, 'forensics');
     if (query.since !== undefined)
       first = Math.max(first, await firstSince(client, tenantId, 'forensics', last, query.since));
+    if (query.decided_since !== undefined)
+      first = Math.max(first, await firstDecided(client, tenantId, last, query.decided_since));
     if (query.until !== undefined)
       last = Math.min(last, (await firstSince(client, tenantId, 'forensics', last, query.until)) - 1);
     // nothing new can appear past `until`: then it is the end of the window
@@ -151,7 +166,7 @@ export async function searchRecords(
     const more = next !== undefined;
     if (!more && ascending) next = end;
     return {
-      records: page.map(({ seq, line }) => ({ seq, line: JSON.parse(line) as RecordLine })),
+      records: page.map(({ seq, hash, line }) => ({ seq, hash, line: JSON.parse(line) as RecordLine })),
       next_cursor: next === undefined ? null : cursorOf(CURSOR, order, next),
       has_more: more,
       end_cursor: cursorOf(CURSOR, 'asc', end),
@@ -208,10 +223,11 @@ async function scan(
   const order = range.ascending ? 'asc' : 'desc';
   const { indexed, scanned, compared } = conditionsIn(range, filters);
   const scanRecords = Math.ceil(mostScanned / Math.max(1, Math.ceil(compared / FEW_COMPARED)));
-  const read = `select seq, line from forensic_record where ${indexed.sql} order by seq ${order}`;
+  const shown = `seq, line, encode(hash, 'hex') as hash`;
+  const from = `from forensic_record where ${indexed.sql} order by seq ${order}`;
   const sql = scanned
-    ? `select seq, line from (${read} limit ${scanRecords}) r where ${scanned.sql} order by seq ${order}`
-    : read;
+    ? `select ${shown} from (select seq, line, hash ${from} limit ${scanRecords}) r where ${scanned.sql} order by seq ${order}`
+    : `select ${shown} ${from}`;
   const { values } = scanned ?? indexed;
   const { rows: found } = await client.query<FoundRecord>(`${sql} limit ${most}`, values);
   if (!scanned || found.length >= most || range.last - range.first + 1 < scanRecords)
@@ -234,8 +250,8 @@ async function readEach(
   const all = new Where(scanned?.sql ?? 'true', (scanned ?? indexed).values);
   const { rows } = await client.query<FoundRecord>(
     // looked up by a column, not by an expression: see seqSince
-    `select r.seq, r.line from unnest($${all.values.push(seqs)}::bigint[]) as s(place),
-       lateral (select seq, line from forensic_record where ${indexed.sql} and seq = s.place offset 0) r
+    `select r.seq, r.line, encode(r.hash, 'hex') as hash from unnest($${all.values.push(seqs)}::bigint[]) as s(place),
+       lateral (select seq, line, hash from forensic_record where ${indexed.sql} and seq = s.place offset 0) r
      where ${all.sql}`,
     all.values,
   );
@@ -337,7 +353,13 @@ export function conditions(indexed: Where, query: EventFilters): Conditions {
     const hashes = DECISIONS.filter((one) => !not.decision!.includes(one)).map(idHash);
     whole.push({ field: 'decision', hashes });
   }
-  if (others.length === 0 && Object.keys(not).length === 0) {
+  const decided = (
+    [
+      ['>=', query.decided_since],
+      ['<', query.decided_until],
+    ] as const
+  ).flatMap(([how, time]) => (time === undefined ? [] : [[how, timeOf(time)] as const]));
+  if (others.length === 0 && decided.length === 0 && Object.keys(not).length === 0) {
     return { indexed, scanned: undefined, compared: 0, columns, sought: [] };
   }
   const scanned = new Where('true', indexed.values);
@@ -353,14 +375,18 @@ export function conditions(indexed: Where, query: EventFilters): Conditions {
     return where.and(lowered, (bytes) => `strpos(lower(line), ${bytes}) ${how}`);
   };
   for (const [field, sought] of others) sign(scanned, field, sought, '> 0');
+  for (const [how, time] of decided) scanned.and(time, (text) => `${DECIDED_AT} ${how} ${text}`);
   for (const [field, values] of Object.entries(not)) {
     for (const value of values) sign(scanned, field as FilterField, soughtBy(value), '= 0');
   }
   const useful =
     not.decision !== undefined || others.some(([field, { whole: value }]) => value !== undefined && isInBlocks(field));
-  const compared = others.length + Object.values(not).flat().length;
+  const compared = others.length + decided.length + Object.values(not).flat().length;
   return { indexed, scanned, compared, columns, sought: useful ? whole : [] };
 }
+
+/** The time of decision in the text of a record, in a form that sorts as it reads: no string of the text contains this. */
+const DECIDED_AT = `substring(line from '"timestamp":"([^"]{24})"')`;
 
 /** The excluded values, for each field that has any. Throws VALIDATION_FAILED for more values than can be compared. */
 function leftOut(

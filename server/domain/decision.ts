@@ -225,7 +225,7 @@ export const RECORD_FIELDS = {
   timestamp: {
     type: 'time',
     presence: 'required',
-    shown: 'detail',
+    shown: 'list',
     label: 'Decided',
     description:
       'when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds',

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { RulesInForce, rulesRouter } from '../../server/decisions/rules-in-force.ts';
 import type { Context } from '../../server/rpc/procedure.ts';
-import { BODIES, deploy, sql } from '../helpers/api.ts';
+import { BODIES, deploy, event, sql } from '../helpers/api.ts';
 import { useServer } from '../helpers/server.ts';
 
 const server = useServer({}, { shared: true });
@@ -262,4 +262,79 @@ test('a proxy that says that it stops is stopped, never silent, and one on a des
   expect(body.proxies.unreachable.map(({ proxy_id }) => proxy_id)).toEqual(['edge', 'gone', 'laptop']);
   await server.call(204, 'DELETE /v1/proxies/closed', tenant.admin);
   expect(await silent()).toEqual(['edge', 'gone']);
+});
+
+test('what a proxy that was cut off decided on Tuesday is found on Tuesday, in lists, counts, groups and the file', async () => {
+  const tenant = await server.tenant();
+  const viewer = await tenant.person('viewer');
+  const proxy = await tenant.key('proxy');
+  const tuesday = '2026-03-03';
+  // a string that looks like the time of a decision is none
+  const forged = '","timestamp":"2026-03-03T12:00:00.000Z","x":"';
+  const late = ['01:00', '10:00', '23:59'].map((at) => ({
+    ...event({ agent_id: 'crm-bot-1', tool_name: 'crm.read', trace_id: 'f'.repeat(32) }),
+    timestamp: `${tuesday}T${at}:00.000Z`,
+  }));
+  const others = [
+    { ...event({ agent_id: 'crm-bot-1' }), timestamp: '2026-03-02T23:59:59.999Z' },
+    { ...event({ agent_id: 'crm-bot-1' }), timestamp: '2026-03-04T00:00:00.000Z' },
+    { ...event({ agent_id: 'crm-bot-1', method: forged }), timestamp: new Date(server.clock.now()).toISOString() },
+    { ...event({ agent_id: 'other', tool_name: 'crm.read' }), timestamp: `${tuesday}T10:00:00+02:00` },
+  ];
+  await server.call(202, 'POST /v1/events/ingest', proxy, { events: [...others, ...late] });
+  const ids = late.map((one) => (one as { event_id?: string }).event_id!);
+  const window = 'decided_since=2026-03-03&decided_until=2026-03-04';
+  const list = async (query: string) => {
+    const { body } = await server.call<{
+      events: { id: string; timestamp: string; created_at: string }[];
+      has_more: boolean;
+    }>(200, `GET /v1/events?order=asc&${query}`, viewer);
+    return body.events;
+  };
+  const found = await list(`agent_id=crm-bot-1&${window}`);
+  expect(found.map(({ id }) => id)).toEqual(ids);
+  // both times are in the list: whoever reads it sees that they were reported late
+  for (const { timestamp, created_at } of found) expect(created_at > timestamp).toBe(true);
+  expect(await list(`tool_name=crm.read&${window}`)).toHaveLength(4);
+  expect(await list(`decided_until=2026-03-03`)).toHaveLength(1);
+  // by the time of receipt nothing is there
+  expect(await list('since=2026-03-03&until=2026-03-04')).toEqual([]);
+
+  const counts = await server.call<{ matching: number; since: string; buckets: { at: string; allow: number }[] }>(
+    200,
+    `GET /v1/events/counts?agent_id=crm-bot-1&buckets=24&${window}`,
+    viewer,
+  );
+  expect(counts.body).toMatchObject({ matching: 3, since: `${tuesday}T00:00:00.000Z` });
+  const hours = counts.body.buckets.filter(({ allow }) => allow > 0).map(({ at }) => at.slice(11, 13));
+  expect(hours).toEqual(['01', '10', '23']);
+  const groups = await server.call(200, `GET /v1/events/groups?by=agent_id&${window}`, viewer);
+  expect(groups.body).toMatchObject({
+    groups: [
+      { value: 'crm-bot-1', count: 3, first_at: `${tuesday}T01:00:00.000Z`, last_at: `${tuesday}T23:59:00.000Z` },
+      { value: 'other', count: 1, first_at: `${tuesday}T08:00:00.000Z` },
+    ],
+  });
+  await server.call(400, 'GET /v1/events/counts?decided_since=2026-03-04&decided_until=2026-03-03', viewer);
+
+  // the file has what an auditor joins on
+  const { text } = await server.call(200, `GET /v1/events/export?agent_id=crm-bot-1&${window}`, viewer);
+  const [head, ...rows] = text.trim().split('\r\n');
+  const cellsOf = (row: string) => row.split(',').map((cell) => cell.replace(/^"(.*)"$/, '$1'));
+  const cells = rows.map((row) => Object.fromEntries(cellsOf(head!).map((name, n) => [name, cellsOf(row)[n]])));
+  expect(cells.map(({ id }) => id)).toEqual(ids.toReversed());
+  const { body: detail } = await server.call<{ created_at: string; chain: { seq: number; hash: string } }>(
+    200,
+    `GET /v1/events/${ids[0]}`,
+    viewer,
+  );
+  expect(cells.at(-1)).toMatchObject({
+    decided_at: `${tuesday}T01:00:00.000Z`,
+    received_at: detail.created_at,
+    seq: String(detail.chain.seq),
+    hash: detail.chain.hash,
+    trace_id: 'f'.repeat(32),
+    policy_version: '',
+    rule_id: '',
+  });
 });

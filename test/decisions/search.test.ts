@@ -76,6 +76,9 @@ function matches({ event: e, at }: Known, q: EventQuery): boolean {
     if (begins ? !value.toLowerCase().startsWith(begin.toLowerCase()) : value !== begin) return false;
   }
   if (q.event_type !== undefined && q.event_type !== `decision.${e.decision}`) return false;
+  const decided = Date.parse(e.timestamp);
+  if (q.decided_since !== undefined && decided < Date.parse(q.decided_since)) return false;
+  if (q.decided_until !== undefined && decided >= Date.parse(q.decided_until)) return false;
   return (q.since === undefined || at >= Date.parse(q.since)) && (q.until === undefined || at < Date.parse(q.until));
 }
 
@@ -136,6 +139,11 @@ describe('a search', () => {
         .constantFrom(...times)
         .chain((at) => fc.integer({ min: -1, max: 1 }).map((d) => new Date(at + d).toISOString())),
     );
+    const decided = some(
+      fc
+        .constantFrom(...known.map(({ event }) => Date.parse(event.timestamp)))
+        .chain((at) => fc.integer({ min: -1, max: 1 }).map((d) => new Date(at + d).toISOString())),
+    );
     const query = fc.record({
       agent_id: some(fc.constantFrom(...values.agent_id, 'AGT_*', 'a"QUOTED\\*')),
       session_id: some(fc.constantFrom(...values.session_id.slice(1).map(exactly), 'ses_*')),
@@ -146,6 +154,8 @@ describe('a search', () => {
       event_type: some(fc.constantFrom(...DECISIONS.map((d) => `decision.${d}` as const))),
       since: time,
       until: time,
+      decided_since: decided,
+      decided_until: decided,
       order: fc.constantFrom('asc' as const, 'desc' as const, undefined),
       limit: fc.constantFrom(4, 10, 1000),
     });
@@ -183,6 +193,7 @@ describe('a search', () => {
         policy_id: e.policy_id,
         deny_reason: e.deny_reason ?? null,
         evaluation_us: e.evaluation_us,
+        timestamp: e.timestamp,
         created_at: new Date(at).toISOString(),
       });
     }

@@ -1,6 +1,7 @@
 import { expect, test } from 'vitest';
 import { MOST_LEFT_OUT } from '../../server/domain/decision.ts';
-import { isFull, not, only, shownAgain } from '../../web/lib/decision-filter.ts';
+import { askedBy, isFull, not, only, shownAgain } from '../../web/lib/decision-filter.ts';
+import { lateness } from '../../web/lib/time.ts';
 import { readSearch } from '../../web/pages/decisions/search.ts';
 
 test('an address says what to leave out: one value or several, each once and in order, and nothing that is no value', () => {
@@ -46,4 +47,28 @@ test('no more is left out than the server compares: of one field, and of all', (
   const full = { not_tool_name: values(MOST_LEFT_OUT.field) };
   expect([isFull(full, 'tool_name'), isFull(full, 'agent_id')]).toEqual([true, false]);
   expect(isFull({ ...full, not_rule_id: values(MOST_LEFT_OUT.all - MOST_LEFT_OUT.field) }, 'agent_id')).toBe(true);
+});
+
+test('a range with fixed ends is about when decisions were made, one up to now about when they came in', () => {
+  const [since, until] = ['2026-03-03T00:00:00.000Z', '2026-03-04T00:00:00.000Z'];
+  expect(askedBy({ since, until, agent_id: 'bot' }, since)).toEqual({
+    agent_id: 'bot',
+    decided_since: since,
+    decided_until: until,
+  });
+  expect(askedBy({ last: '24h' }, since)).toEqual({ since });
+  // whichever was chosen; without a range there is nothing to choose
+  expect(askedBy({ since, until, clock: 'received' }, since)).toEqual({ since, until });
+  expect(askedBy({ last: '24h', clock: 'decided' }, since)).toEqual({ decided_since: since });
+  expect(readSearch({ last: '24h', clock: 'decided' })).toEqual({ last: '24h', clock: 'decided' });
+  expect(readSearch({ clock: 'decided' })).toEqual({});
+  expect(readSearch({ last: '24h', clock: 'mine' })).toEqual({ last: '24h' });
+});
+
+test.each([
+  ['2026-03-07T10:00:00.000Z', '4 d late'],
+  ['2026-03-03T10:00:59.000Z', undefined],
+  ['2026-03-03T08:00:00.000Z', '2 h ahead'],
+])('a decision of 10:00 that was received at %s is marked: %s', (created_at, mark) => {
+  expect(lateness({ timestamp: '2026-03-03T10:00:00.000Z', created_at })).toBe(mark);
 });

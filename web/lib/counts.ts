@@ -1,8 +1,8 @@
-import type { Filter } from './decision-filter.ts';
+import type { Asked, Filter } from './decision-filter.ts';
 import { type Last, sinceOf, type Zone } from './moment.ts';
 import { trpc } from './trpc.ts';
 
-export type CountsFilter = Omit<Filter, 'last' | 'since' | 'until'>;
+export type CountsFilter = Omit<Filter, 'last' | 'clock' | 'since' | 'until'>;
 
 /** How finely decisions are counted over time, and whether also by field. */
 export interface CountsAbout {
@@ -36,7 +36,7 @@ export const countsOptions = (
 const BARS = 100;
 
 /** What the decisions page counts: everything its list shows. */
-export const listCountsOptions = (filter: Omit<Filter, 'last'>, zone: Zone) =>
+export const listCountsOptions = (filter: Asked, zone: Zone) =>
   trpc.events.counts.queryOptions({ ...filter, buckets: BARS, utc_offset: offsetOf(zone) }, { staleTime: AGAIN_MS });
 
 const offsetOf = (zone: Zone) => (zone === 'utc' ? 0 : -new Date().getTimezoneOffset());

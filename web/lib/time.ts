@@ -29,6 +29,16 @@ export function duration(ms: number, parts = 2): string {
   return words.join(' ') || '0 s';
 }
 
+/** A decision that was received this much after it was made, or before it, is marked: a proxy sends what it has within seconds. */
+const LATE_MS = 60_000;
+
+/** How a decision's receipt differs from its own time; undefined if it does not. */
+export function lateness({ timestamp, created_at }: { timestamp: string; created_at: string }): string | undefined {
+  const ms = Date.parse(created_at) - Date.parse(timestamp);
+  if (Math.abs(ms) < LATE_MS) return undefined;
+  return ms > 0 ? `${duration(ms, 1)} late` : `${duration(-ms, 1)} ahead`;
+}
+
 /** `4 min ago`, `in 3 h`. */
 export function relativeTime(at: string | Date, now: number): string {
   const ms = new Date(at).getTime() - now;

@@ -4,7 +4,7 @@ import type { Answers } from '../lib/trpc.ts';
 import { Hostile, Line } from '../ui/hostile.tsx';
 import { PageLink } from '../ui/link.tsx';
 import { DecisionTag } from '../ui/status.tsx';
-import { DayClock } from '../ui/time.tsx';
+import { DecisionTime } from './decision-time.tsx';
 
 type Listed = Answers['events']['list']['events'][number];
 
@@ -44,7 +44,7 @@ export function DecisionLines({
           </div>
           <div className="lines-side">
             <DecisionTag decision={event.decision} />
-            <DayClock at={event.created_at} />
+            <DecisionTime event={event} days />
           </div>
         </li>
       ))}

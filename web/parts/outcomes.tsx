@@ -35,7 +35,7 @@ export function Outcomes({ filter, last, facets }: { filter: CountsFilter; last:
           <Histogram
             counts={counts}
             pending={query.isPlaceholderData}
-            narrow={(range) => void navigate({ to: '/decisions', search: { ...filter, ...range } })}
+            narrow={(range) => void navigate({ to: '/decisions', search: { ...filter, ...range, clock: 'received' } })}
           />
           <ul className="legend">
             {KINDS.map((kind) => (

@@ -165,26 +165,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/v1/users/{id}/left-behind": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * List what a person set up that acts without them, and the releases that rest on their approval
-         * @description What ends, is paused or called into question if they are removed, besides their keys. Up to 1,000 of each.
-         */
-        get: operations["users-left"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/v1/users/{id}/roles": {
         parameters: {
             query?: never;
@@ -217,7 +197,7 @@ export interface paths {
         post?: never;
         /**
          * Revoke a role
-         * @description Takes effect immediately. When a person stops being an admin, their keys, workload trusts, token issuers, open invitations and pending settings changes end, and their subscriptions are paused. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.
+         * @description Takes effect immediately. When a person stops being an admin, their keys, open invitations and pending settings changes end. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.
          */
         delete: operations["users-revoke"];
         options?: never;
@@ -237,7 +217,7 @@ export interface paths {
         post?: never;
         /**
          * Remove a person from the team
-         * @description Immediately ends the person’s roles, sessions and sign-in links, the keys that they created or are responsible for, and the workload trusts, token issuers and invitations that they made, and pauses their subscriptions. `GET /v1/users/{id}/left-behind` lists these. A new invitation restores the same account. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.
+         * @description Immediately ends the person’s roles, sessions and sign-in links, the keys that they created or are responsible for, and the invitations that they sent. A new invitation restores the same account. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.
          */
         delete: operations["users-remove"];
         options?: never;
@@ -443,7 +423,7 @@ export interface paths {
         put?: never;
         /**
          * Trust the tokens of a pipeline or another workload; the keys of the issuer are fetched immediately
-         * @description A token is taken if its issuer and audience are exactly these and it has every claim of `match`. Values are exact; `environment`, `ref`, `ref_path`, `job_workflow_ref`, `workflow_ref` and `ci_config_ref_uri` may end with `*` after `/`, `@`, `:` or `-`. A name needs the id beside it that nobody else can take (`repository_id`, `project_id`). So does a `sub`, except that of a Kubernetes service account, a SPIFFE id, or a single number, UUID or random id: at GitHub and GitLab each repository sets what its `sub` is made of. If approval is required, it needs a signed-in person and waits for a second one: until then no token is accepted.
+         * @description A token is taken if its issuer and audience are exactly these and it has every claim of `match`. Values are exact; `environment`, `ref`, `ref_path`, `job_workflow_ref`, `workflow_ref` and `ci_config_ref_uri` may end with `*` after `/`, `@`, `:` or `-`. A name needs the id beside it that nobody else can take (`repository_id`, `project_id`). So does a `sub`, except that of a Kubernetes service account, a SPIFFE id, or a single number, UUID or random id: at GitHub and GitLab each repository sets what its `sub` is made of.
          */
         post: operations["workloadTrust-create"];
         delete?: never;
@@ -690,10 +670,7 @@ export interface paths {
         };
         /** Read the issuers whose agent tokens the proxies accept */
         get: operations["tokenIssuers-get"];
-        /**
-         * Replace the list of token issuers; their keys are fetched immediately
-         * @description If approval is required, a list that adds or changes an issuer needs a signed-in person, and waits for a second one: the answer then has the list as it was.
-         */
+        /** Replace the list of token issuers; their keys are fetched immediately */
         put: operations["tokenIssuers-replace"];
         post?: never;
         delete?: never;
@@ -1883,7 +1860,7 @@ export interface paths {
         get?: never;
         /**
          * Set a hold aside for later, for yourself alone
-         * @description It leaves your list (`aside=without`), and waits, is counted and is shown to everybody else as before. It comes back at the time that you name, and without one when it changes. Whatever you name, it is back as soon as somebody votes on it or reports on a condition, becomes an approver or ceases to be one, or changes approver_groups, policy_author_may_vote or approval_required; and before time ends or releases it, when 15 minutes are left, or a quarter of what is left now if that is longer. INVALID_STATUS for one that ends too soon, CONFLICT for more than 500 at once.
+         * @description It leaves your list (`aside=without`), and waits, is counted and is shown to everybody else as before. It comes back at the time that you name, and without one when it changes. Whatever you name, it is back as soon as somebody votes on it or reports on a condition, becomes an approver or ceases to be one, or changes approver_groups or policy_author_may_vote; and before time ends or releases it, when 15 minutes are left, or a quarter of what is left now if that is longer. INVALID_STATUS for one that ends too soon, CONFLICT for more than 500 at once.
          */
         put: operations["escrow-setAside"];
         post?: never;
@@ -1941,30 +1918,10 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Report on a condition of a hold, as another system
-         * @description The last report counts. `satisfied: false` is recorded and releases nothing. A key does not report a condition as met if a person who made or rotated it voted on the hold; nor, where a rule says `@report("independent")` or the tenant requires approval, if such a person made or owns a key of the agent or wrote the policy. People report on the page of the hold.
+         * Report on a condition of a hold
+         * @description The last report counts. `satisfied: false` is recorded and releases nothing. A person reports with evidence. Nobody both approves a hold and reports a condition as met, not with a key that they made either; a person reports one condition as met, and none that a system reported as not met. Who may not vote on the hold may not report on it; who owns a key of the agent may not with their keys either.
          */
         post: operations["escrow-satisfy"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/escrow/{id}/report": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * Report on a condition of a hold, as a person
-         * @description Like a report by a system, with evidence. Nobody both approves a hold and reports a condition as met; a person reports one condition as met, and none that a system reported as not met. Who may not vote on the hold may not report on it.
-         */
-        post: operations["escrow-report"];
         delete?: never;
         options?: never;
         head?: never;
@@ -2078,7 +2035,7 @@ export interface paths {
         get: operations["subscriptions-get"];
         /**
          * The same as PATCH. Change the given fields: url, secret, event_types, active, destination_config
-         * @description While it is paused (active: false), nothing is sent. What is queued ends as failed, and nothing is queued until it is resumed. With paused_keep: true the queue is kept and further events join it, for 7 days, up to 10,000; they are sent in order when it is resumed. After a new secret, the previous one also signs until the overlap ends.
+         * @description While it is paused (active: false), nothing is sent; events are queued for 7 days, up to 10,000, and sent in order when it is resumed. After a new secret, the previous one also signs until the overlap ends.
          */
         put: operations["subscriptions-replace"];
         post?: never;
@@ -2088,7 +2045,7 @@ export interface paths {
         head?: never;
         /**
          * Change the given fields: url, secret, event_types, active, destination_config
-         * @description While it is paused (active: false), nothing is sent. What is queued ends as failed, and nothing is queued until it is resumed. With paused_keep: true the queue is kept and further events join it, for 7 days, up to 10,000; they are sent in order when it is resumed. After a new secret, the previous one also signs until the overlap ends.
+         * @description While it is paused (active: false), nothing is sent; events are queued for 7 days, up to 10,000, and sent in order when it is resumed. After a new secret, the previous one also signs until the overlap ends.
          */
         patch: operations["subscriptions-update"];
         trace?: never;
@@ -2438,7 +2395,7 @@ export interface paths {
         };
         /**
          * Count the decisions in a range by time and by field
-         * @description Without `since`, from the first record; without `until`, up to now. Ranges with more than 5,000 candidates are estimated from 5,000 records that are spread evenly over the range: see `estimated`. The numbers of each decision over time are exact up to 50,000 of each that is not `allow`, as long as no other filter is set.
+         * @description Without `since`, from the first record; without `until`, up to now. By the time of decision with `decided_since` or `decided_until`, else by that of receipt. Ranges with more than 5,000 candidates are estimated from 5,000 records that are spread evenly over the range: see `estimated`. The numbers of each decision over time are exact up to 50,000 of each that is not `allow`, as long as no other filter is set.
          */
         get: operations["events-counts"];
         put?: never;
@@ -2728,8 +2685,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Make a signed package of decision records, or of the audit log
-         * @description The records received from `from` (inclusive) to `to` (exclusive; default: the last month), or, with `sequence_id` in place of both, every record from the first to the last of a session. At most 10,000 records. `chain_intact` is true if they are complete and unchanged up to a signed checkpoint at or after the last of them. A package of decisions also has the parts of the audit log that tell who approved the holds and policies that they name. `chain: audit` makes one of the audit log itself. One export at a time per tenant.
+         * Make a signed package of decision records
+         * @description The records received from `from` (inclusive) to `to` (exclusive; default: the last month), or, with `sequence_id` in place of both, every record from the first to the last of a session. At most 10,000 records. `chain_intact` is true if they are unchanged up to a signed checkpoint at or after the last of them. One export at a time per tenant.
          */
         post: operations["forensics-export"];
         delete?: never;
@@ -3053,26 +3010,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/auth/callback": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * The redirect URI of the first identity provider connection
-         * @description Belongs to the connection that was made first, until that one is removed. Validates code and state, sets the session cookie and redirects to /policies. The redirect URI of a connection is shown in the settings, and no other connection has it; a response sent to the URI of another connection is refused. A response is valid once, for ten minutes, in the browser that started the sign-in; if it was already used, a signed-in browser is redirected to the dashboard.
-         */
-        get: operations["get-auth-callback"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/auth/callback/{connection}": {
         parameters: {
             query?: never;
@@ -3081,10 +3018,30 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * The redirect URI of every other identity provider connection
-         * @description Validates code and state, sets the session cookie and redirects to /policies. The redirect URI of a connection is shown in the settings, and no other connection has it; a response sent to the URI of another connection is refused. A response is valid once, for ten minutes, in the browser that started the sign-in; if it was already used, a signed-in browser is redirected to the dashboard.
+         * The redirect URI of an identity provider connection
+         * @description Validates code and state, sets the session cookie and redirects to /policies. Each connection has its own redirect URI, shown in the settings; a response sent to the URI of another connection is refused. A response is valid once, for ten minutes, in the browser that started the sign-in; if it was already used, a signed-in browser is redirected to the dashboard.
          */
         get: operations["get-auth-callback-connection"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/auth/callback": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Not a redirect URI: each connection has its own
+         * @description Always answers 404. Register the redirect URI that GET /v1/settings/sso shows.
+         */
+        get: operations["get-auth-callback"];
         put?: never;
         post?: never;
         delete?: never;
@@ -3256,7 +3213,7 @@ export interface paths {
         };
         /**
          * The decisions that match, as a CSV file
-         * @description With the filters of the list, the newest first, at most 10,000 decisions and 16 MiB. A file that does not have all of them says so in its name, in the header X-Svc-Incomplete, and in the line after the column names and the last one, which both begin with INCOMPLETE. Times are in UTC. Characters that cannot be seen are written out, and what a spreadsheet would take for a formula is preceded by an apostrophe. It has nothing of requests. Each call is in the audit log.
+         * @description With the filters of the list, the newest first, at most 10,000 decisions and 16 MiB. A file that does not have all of them says so in its name, in the header X-Svc-Incomplete, and in the line after the column names and the last one, which both begin with INCOMPLETE. Times are in UTC: `decided_at` by the clock of whoever decided, `received_at` by this server’s. `seq` and `hash` are the position in the chain and the hash as stored: a verification shows whether it is that of the record. Characters that cannot be seen are written out, and what a spreadsheet would take for a formula is preceded by an apostrophe. It has nothing of requests. Each call is in the audit log.
          */
         get: operations["get-v1-events-export"];
         put?: never;
@@ -4064,27 +4021,6 @@ export interface components {
             sessions: number;
             /** @description valid keys, which end when the person is removed */
             keys: number;
-        };
-        LeftBehind: {
-            /** @description they end */
-            workload_trust: {
-                id: string;
-                label: string;
-            }[];
-            /** @description those that they were the last to make or change: they end */
-            token_issuers: string[];
-            /** @description those that send where they chose: they are paused, and an admin who resumes one takes it over */
-            subscriptions: {
-                id: string;
-                destination_type: string;
-                active: boolean;
-            }[];
-            /** @description released holds that count their approval or report: they end as cancelled unless the others suffice */
-            releases: {
-                id: string;
-                agent_id: string;
-                action_summary: string;
-            }[];
         };
         Invited: {
             id: string;
@@ -5209,11 +5145,6 @@ export interface components {
                 /** @description the person or the key; not shown to agent keys */
                 reported_by?: string;
             }[];
-            /**
-             * @description whose keys may report the conditions: those of people who have nothing to do with the agent or the policy
-             * @constant
-             */
-            report?: "independent";
             /** @description not shown to agent keys */
             votes?: {
                 user_id: string;
@@ -5225,7 +5156,7 @@ export interface components {
                 /** Format: date-time */
                 at: string;
             }[];
-            /** @description people who owned or created a key of the agent, changed a token issuer that may name it, or created the key that opened it; not shown to agent keys */
+            /** @description people who owned or created a key of the agent, or created the key that opened it; not shown to agent keys */
             barred_voters?: string[];
             session_id?: string;
             notify_targets: string[];
@@ -5372,15 +5303,12 @@ export interface components {
             /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
             event_types: string[];
             active: boolean;
-            /** @description whether events are queued for it: also while it is paused with `paused_keep` */
+            /** @description whether events are queued for it: also while it is paused, unless it was created so */
             queues: boolean;
             destination_config: {
                 /** @description base URL of the Approve and Deny links; this server when absent */
                 app_url?: string;
             };
-            created_by: string;
-            /** @description who made it, last changed its address, or took it over: it is paused when they are no longer an admin */
-            owner_id: string;
             /** Format: date-time */
             created_at: string;
             /** Format: date-time */
@@ -5644,7 +5572,6 @@ export interface components {
             decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
             /** @description null unless the decision is deny */
             deny_reason: string | null;
-            /** @description empty where a proxy reports an action of no tool */
             tool_name: string;
             /** @description the server that the tool is of, where the caller named one or the proxy stands before it */
             tool_server: string | null;
@@ -5654,14 +5581,14 @@ export interface components {
             session_id: string;
             method: string;
             proxy_id: string;
+            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
+            timestamp: string;
             evaluation_us: number;
             /**
              * Format: date-time
              * @description when the control plane received it
              */
             created_at: string;
-            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
-            timestamp: string;
             rule_id?: string;
             escrow_id?: string;
             outcome?: string;
@@ -5775,7 +5702,6 @@ export interface components {
             decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
             /** @description null unless the decision is deny */
             deny_reason: string | null;
-            /** @description empty where a proxy reports an action of no tool */
             tool_name: string;
             /** @description the server that the tool is of, where the caller named one or the proxy stands before it */
             tool_server: string | null;
@@ -5785,6 +5711,8 @@ export interface components {
             session_id: string;
             method: string;
             proxy_id: string;
+            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
+            timestamp: string;
             evaluation_us: number;
             /**
              * Format: date-time
@@ -5909,7 +5837,7 @@ export interface components {
                 };
                 /**
                  * Format: date-time
-                 * @description of those looked at, the first
+                 * @description of those looked at, the first, by the time that is asked for
                  */
                 first_at: string;
                 /**
@@ -5931,7 +5859,6 @@ export interface components {
             decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
             /** @description null unless the decision is deny */
             deny_reason: string | null;
-            /** @description empty where a proxy reports an action of no tool */
             tool_name: string;
             /** @description the server that the tool is of, where the caller named one or the proxy stands before it */
             tool_server: string | null;
@@ -5941,6 +5868,8 @@ export interface components {
             session_id: string;
             method: string;
             proxy_id: string;
+            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
+            timestamp: string;
             evaluation_us: number;
             /**
              * Format: date-time
@@ -5992,8 +5921,6 @@ export interface components {
             key_id?: string;
             proxy_seq?: number;
             source_ip?: string;
-            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
-            timestamp: string;
             total_latency_ms?: number;
             confidence?: number;
             /** @description the policy engine, and the version of the mapping and settling around it */
@@ -6072,7 +5999,7 @@ export interface components {
             projection: {
                 [key: string]: unknown;
             } | null;
-            /** @description false: what is stored is not what the record commits to, or is gone before its retention ends; it is not shown */
+            /** @description false: what is stored is not what the record commits to, and is not shown */
             intact: boolean;
             /** @description the paths whose values were replaced; null without masks */
             masks: string[] | null;
@@ -6133,8 +6060,6 @@ export interface components {
         EvidencePackage: {
             package_id: string;
             purpose: string;
-            /** @enum {string} */
-            chain: "forensics" | "audit";
             /** Format: date-time */
             from: string;
             /** Format: date-time */
@@ -6232,9 +6157,7 @@ export interface components {
                 accepted_at: string;
                 reason: string;
             }[];
-            /** @description where tampering starts: the record there now or, where the end is missing, the last record */
             first_mismatch_id?: string;
-            /** @description its position or, where the end is missing, that of the first missing one */
             first_mismatch_seq?: number;
             reason?: string;
         };
@@ -6261,32 +6184,31 @@ export interface components {
             action_type: string;
             tool_name: string;
             /** @description the definition of the tool that the agent saw; without it, the one that was seen last decides, and what the tool registry holds is released for that one alone */
-            tool_pin?: string | null;
-            tool_server?: string | null;
-            method?: string | null;
+            tool_pin?: string;
+            tool_server?: string;
+            method?: string;
             /** @description a URL or a path */
-            resource?: string | null;
+            resource?: string;
             arguments?: {
                 [key: string]: unknown;
-            } | null;
-            session_id?: string | null;
-            action_summary?: string | null;
-            estimated_value?: number | null;
-            value_currency?: string | null;
+            };
+            session_id?: string;
+            action_summary?: string;
+            estimated_value?: number;
+            value_currency?: string;
             /** @description 1 when absent */
-            risk_score?: number | null;
+            risk_score?: number;
             context?: {
                 [key: string]: unknown;
-            } | null;
-            call_id?: string | null;
+            };
+            /** @description names this call of a tool, such as its tool_call_id: however often it is asked for, it is held once, consumes its hold once and counts once, and is answered the same. Known to the agent alone; for 24 hours after the answer, and for 7 days after the end of its hold */
+            call_id?: string;
             /** @description with call_id, names this attempt to make the call: once it was permitted to another attempt, CONFLICT. So a call that is replayed is not made twice by one permit */
-            attempt?: string | null;
+            attempt?: string;
             /** @description go on with a hold of this very action that was released: it is consumed, and the action permitted */
-            resume?: boolean | null;
-            /** @description the action was done at this time, because there was no answer: it is decided and recorded now, and counted, but nothing is held, used or permitted by it. Not with call_id, attempt, resume or apply_masks */
-            ran_at?: string | null;
+            resume?: boolean;
             /** @description answer the `arguments` of a permitted action with its masks applied; what a tool answers is for the caller to mask */
-            apply_masks?: boolean | null;
+            apply_masks?: boolean;
         };
         EscrowPayload: {
             /** @description the type of the event */
@@ -7156,9 +7078,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-cxyzy1",
+                     *       "tenant_id": "t1-t8v1u7",
                      *       "user": {
-                     *         "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *         "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -7253,14 +7175,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8j0azby51gr4k6xbem0qc0k",
+                     *           "id": "ses_01m8hg8kth7kmgv3bbhdfqy89a",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T21:17:49.310Z",
-                     *           "last_seen_at": "2026-11-28T21:17:49.310Z",
-                     *           "expires_at": "2026-11-29T21:17:49.310Z"
+                     *           "created_at": "2026-11-28T16:36:54.737Z",
+                     *           "last_seen_at": "2026-11-28T16:36:54.737Z",
+                     *           "expires_at": "2026-11-29T16:36:54.737Z"
                      *         }
                      *       ]
                      *     }
@@ -7370,14 +7292,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8j0azby51gr4k6xbem0qc0k",
+                     *           "id": "ses_01m8hg8kth7kmgv3bbhdfqy89a",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T21:17:49.310Z",
-                     *           "last_seen_at": "2026-11-28T21:17:49.310Z",
-                     *           "expires_at": "2026-11-29T21:17:49.310Z"
+                     *           "created_at": "2026-11-28T16:36:54.737Z",
+                     *           "last_seen_at": "2026-11-28T16:36:54.737Z",
+                     *           "expires_at": "2026-11-29T16:36:54.737Z"
                      *         }
                      *       ]
                      *     }
@@ -7496,7 +7418,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "id": "usr_01m8hg8kad0009ykj550p4e31v",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -7504,13 +7426,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T21:17:48.627Z",
+                     *           "created_at": "2026-11-28T16:36:54.221Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -7518,8 +7440,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T21:17:49.140Z",
-                     *           "last_login": "2026-11-28T21:17:49.310Z",
+                     *           "created_at": "2026-11-28T16:36:54.628Z",
+                     *           "last_login": "2026-11-28T16:36:54.737Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -7568,7 +7490,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *       "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -7576,59 +7498,13 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-28T21:17:49.140Z",
-                     *       "last_login": "2026-11-28T21:17:49.310Z",
+                     *       "created_at": "2026-11-28T16:36:54.628Z",
+                     *       "last_login": "2026-11-28T16:36:54.737Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
                      */
                     "application/json": components["schemas"]["User"];
-                };
-            };
-            400: components["responses"]["VALIDATION_FAILED"];
-            401: components["responses"]["UNAUTHENTICATED"];
-            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
-            404: components["responses"]["NOT_FOUND"];
-            429: components["responses"]["RATE_LIMITED"];
-            500: components["responses"]["INTERNAL"];
-            503: components["responses"]["UNAVAILABLE"];
-        };
-    };
-    "users-left": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful response */
-            200: {
-                headers: {
-                    "X-Request-Id": components["headers"]["X-Request-Id"];
-                    RateLimit: components["headers"]["RateLimit"];
-                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    /**
-                     * @example {
-                     *       "workload_trust": [],
-                     *       "token_issuers": [],
-                     *       "subscriptions": [
-                     *         {
-                     *           "id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
-                     *           "destination_type": "webhook",
-                     *           "active": false
-                     *         }
-                     *       ],
-                     *       "releases": []
-                     *     }
-                     */
-                    "application/json": components["schemas"]["LeftBehind"];
                 };
             };
             400: components["responses"]["VALIDATION_FAILED"];
@@ -7697,7 +7573,6 @@ export interface operations {
         parameters: {
             query?: {
                 reason?: string;
-                take_over?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -7737,7 +7612,6 @@ export interface operations {
         parameters: {
             query?: {
                 reason?: string;
-                take_over?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -7797,14 +7671,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m8j0b2yk90bmdg9vw8m3y2f3",
+                     *           "id": "inv_01m8hg8sb1wtvqd6g30efhx1q6",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-28T21:17:52.979Z",
-                     *           "sent_at": "2026-11-28T21:17:52.979Z",
-                     *           "expires_at": "2026-12-05T21:17:52.979Z"
+                     *           "created_at": "2026-11-28T16:37:00.385Z",
+                     *           "sent_at": "2026-11-28T16:37:00.385Z",
+                     *           "expires_at": "2026-12-05T16:37:00.385Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -8076,25 +7950,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m8j0b2j2wc6kspfq3dgvrt4b",
+                     *           "id": "key_01m8hg8rrsse3fbgdy7zt9b3ny",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *           "created_at": "2026-11-28T21:17:52.578Z"
+                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "created_at": "2026-11-28T16:36:59.806Z"
                      *         },
                      *         {
-                     *           "id": "key_01m8j0az5gdyv0tv5ffhxk96gd",
+                     *           "id": "key_01m8hg8kps54d48148g14a4y3t",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *           "created_at": "2026-11-28T21:17:49.112Z",
-                     *           "last_used_at": "2026-11-28T21:17:49.485Z"
+                     *           "created_by": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:36:54.618Z",
+                     *           "last_used_at": "2026-11-28T16:36:55.032Z"
                      *         }
                      *       ]
                      *     }
@@ -8151,14 +8025,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m8j0bag921rc04qsc2tdk1b2",
+                     *       "id": "key_01m8hg98tw09tyw4ay3749wcq1",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-28T21:18:00.715Z"
+                     *       "created_at": "2026-11-28T16:37:16.255Z"
                      *     }
                      */
                     "application/json": {
@@ -8307,24 +8181,24 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8j0b2m50ew0pmrxj910tmfj",
+                     *           "id": "agk_01m8hg8rv9syaz83p1paq51hrh",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "owner_id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T21:17:52.646Z",
+                     *           "created_at": "2026-11-28T16:36:59.883Z",
                      *           "last_used_by": null
                      *         },
                      *         {
-                     *           "id": "agk_01m8j0azf00599tfhrxgzzgc01",
+                     *           "id": "agk_01m8hg8kxtrmkakt106bs3f4nk",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "owner_id": "usr_01m8hg8kad0009ykj550p4e31v",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T21:17:49.412Z",
-                     *           "last_used_at": "2026-11-28T21:17:51.511Z",
+                     *           "created_at": "2026-11-28T16:36:54.847Z",
+                     *           "last_used_at": "2026-11-28T16:36:57.201Z",
                      *           "last_used_by": null
                      *         }
                      *       ]
@@ -8366,7 +8240,6 @@ export interface operations {
                     agent_id: string;
                     agent_role: string;
                     label?: string;
-                    /** @description the person who answers for the agent and does not vote on its holds; default: the caller, and for the key of the first start the first admin. Required of any other key that belongs to no person */
                     owner_id?: string;
                     expires_at?: string;
                 };
@@ -8384,13 +8257,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m8j0bahkhxpxh3rq2n9ymfyb",
+                     *       "id": "agk_01m8hg98ywcjxxv2smvnyqy8dx",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *       "created_at": "2026-11-28T21:18:00.756Z"
+                     *       "owner_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *       "created_at": "2026-11-28T16:37:16.387Z"
                      *     }
                      */
                     "application/json": {
@@ -8538,7 +8411,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-cxyzy1",
+                     *       "audience": "https://control.example/tenants/t1-t8v1u7",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -8554,7 +8427,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-28T21:17:53.240Z",
+                     *           "created_at": "2026-11-28T16:37:01.009Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -8598,8 +8471,7 @@ export interface operations {
                  *       "scopes": [
                  *         "policies:read",
                  *         "policies:write"
-                 *       ],
-                 *       "reason": "as agreed"
+                 *       ]
                  *     }
                  */
                 "application/json": {
@@ -8613,8 +8485,6 @@ export interface operations {
                     };
                     scopes: ("policies:read" | "policies:write" | "policies:submit")[];
                     policies?: string;
-                    /** @description why; it goes into the audit log */
-                    reason?: string;
                 };
             };
         };
@@ -8628,37 +8498,12 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": {
-                        id: string;
-                        label: string;
-                        /** @description the exact `iss` of the tokens */
-                        issuer: string;
-                        /** @description the exact `aud` of the tokens */
-                        audience: string;
-                        jwks_uri: string | null;
-                        /** @description the claims that a token must have, all of them */
-                        match: {
-                            [key: string]: string;
-                        };
-                        scopes: ("policies:read" | "policies:write" | "policies:submit")[];
-                        /** @description the policies that it reaches; null for all */
-                        policies: string | null;
-                        created_by: string | null;
-                        /** Format: date-time */
-                        created_at: string;
-                        /** Format: date-time */
-                        last_used_at?: string;
-                        /** @description restored from a backup and not confirmed since: it is not in force */
-                        unconfirmed: boolean;
-                        /** @description the change under `/v1/settings/changes` that waits for a second person; null if it was applied */
-                        waiting: string | null;
-                    };
+                    "application/json": components["schemas"]["WorkloadTrust"];
                 };
             };
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
-            409: components["responses"]["CONFLICT"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
@@ -8723,25 +8568,25 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "id": "usr_01m8hg8kad0009ykj550p4e31v",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
                      *       ],
                      *       "keys": [
                      *         {
-                     *           "id": "agk_01m8j0b2m50ew0pmrxj910tmfj",
+                     *           "id": "agk_01m8hg8rv9syaz83p1paq51hrh",
                      *           "kind": "agent_key",
                      *           "name": "agent-2",
                      *           "ended": false
                      *         },
                      *         {
-                     *           "id": "key_01m8j0b2j2wc6kspfq3dgvrt4b",
+                     *           "id": "key_01m8hg8rrsse3fbgdy7zt9b3ny",
                      *           "kind": "api_key",
                      *           "name": "k",
                      *           "ended": false
@@ -8986,11 +8831,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m8j0b33b75qvraj2b2kcc2cv",
+                     *           "id": "stc_01m8hg8srnabkeevmr9j2d9wpp",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *           "created_at": "2026-11-28T21:17:53.131Z",
+                     *           "proposed_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "created_at": "2026-11-28T16:37:00.821Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -9145,7 +8990,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-t8v1u7"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -9529,16 +9374,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "token_issuers": [],
-                     *       "changed_by": {}
+                     *       "token_issuers": []
                      *     }
                      */
                     "application/json": {
                         token_issuers: components["schemas"]["TokenIssuer"][];
-                        /** @description by issuer: who made or changed the entry, the last one last; they do not vote on holds of the agents that it may name */
-                        changed_by: {
-                            [key: string]: string[];
-                        };
                     };
                 };
             };
@@ -9606,19 +9446,12 @@ export interface operations {
                 content: {
                     "application/json": {
                         token_issuers: components["schemas"]["TokenIssuer"][];
-                        /** @description by issuer: who made or changed the entry, the last one last; they do not vote on holds of the agents that it may name */
-                        changed_by: {
-                            [key: string]: string[];
-                        };
-                        /** @description the change under `/v1/settings/changes` that waits for a second person; null if it was applied */
-                        waiting: string | null;
                     };
                 };
             };
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
-            409: components["responses"]["CONFLICT"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
@@ -9664,9 +9497,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *           "created_at": "2026-11-28T21:17:49.498Z",
-                     *           "updated_at": "2026-11-28T21:17:53.781Z",
+                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:36:55.039Z",
+                     *           "updated_at": "2026-11-28T16:37:01.603Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -9761,9 +9594,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *       "created_at": "2026-11-28T21:18:00.273Z",
-                     *       "updated_at": "2026-11-28T21:18:00.273Z",
+                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *       "created_at": "2026-11-28T16:37:15.058Z",
+                     *       "updated_at": "2026-11-28T16:37:15.058Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -10304,9 +10137,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *       "created_at": "2026-11-28T21:17:49.498Z",
-                     *       "updated_at": "2026-11-28T21:17:53.781Z",
+                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *       "created_at": "2026-11-28T16:36:55.039Z",
+                     *       "updated_at": "2026-11-28T16:37:01.603Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -10314,28 +10147,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *           "created_at": "2026-11-28T21:17:53.781Z",
+                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:37:01.603Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *           "created_at": "2026-11-28T21:17:49.498Z",
+                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:36:55.039Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *             "decided_at": "2026-11-28T21:17:51.243Z"
+                     *             "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *             "decided_at": "2026-11-28T16:36:56.969Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *               "decided_at": "2026-11-28T21:17:51.243Z"
+                     *               "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *               "decided_at": "2026-11-28T16:36:56.969Z"
                      *             }
                      *           ]
                      *         }
@@ -10518,9 +10351,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *       "created_at": "2026-11-28T21:17:49.498Z",
-                     *       "updated_at": "2026-11-28T21:18:00.530Z",
+                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *       "created_at": "2026-11-28T16:36:55.039Z",
+                     *       "updated_at": "2026-11-28T16:37:15.759Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -10952,20 +10785,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *       "created_at": "2026-11-28T21:17:49.498Z",
+                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *       "created_at": "2026-11-28T16:36:55.039Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *         "decided_at": "2026-11-28T21:17:51.243Z"
+                     *         "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *         "decided_at": "2026-11-28T16:36:56.969Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *           "decided_at": "2026-11-28T21:17:51.243Z"
+                     *           "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "decided_at": "2026-11-28T16:36:56.969Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -11504,7 +11337,7 @@ export interface operations {
                      * @example {
                      *       "questions": [
                      *         {
-                     *           "id": "qst_01m8j0b3c4gkptsezyvwb994je",
+                     *           "id": "qst_01m8hg8t6yywjbb8xmg5pgd0pm",
                      *           "name": "kept",
                      *           "request": {
                      *             "agent_id": "agent-1",
@@ -11512,8 +11345,8 @@ export interface operations {
                      *             "action_type": "tool_call",
                      *             "tool_name": "read"
                      *           },
-                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *           "created_at": "2026-11-28T21:17:53.412Z"
+                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "created_at": "2026-11-28T16:37:01.278Z"
                      *         }
                      *       ]
                      *     }
@@ -11656,7 +11489,7 @@ export interface operations {
         parameters: {
             query?: {
                 agent_id?: string;
-                agent_roles?: string[];
+                agent_roles?: string;
                 tool_name?: string;
                 tool_server?: string;
             };
@@ -11686,7 +11519,7 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T21:17:53.781Z",
+                     *           "written_at": "2026-11-28T16:37:01.603Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -11739,12 +11572,12 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T21:17:53.781Z"
+                     *           "written_at": "2026-11-28T16:37:01.603Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-29T21:17:55.786Z",
+                     *       "since": "2026-10-29T16:37:04.674Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -11933,16 +11766,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-29T21:17:53.072Z",
-                     *         "to": "2026-11-28T21:17:53.072Z"
+                     *         "from": "2026-10-29T16:37:00.630Z",
+                     *         "to": "2026-11-28T16:37:00.630Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-28T21:17:53.072Z",
+                     *       "created_at": "2026-11-28T16:37:00.630Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-28T21:17:53.072Z",
+                     *       "finished_at": "2026-11-28T16:37:00.630Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -12101,16 +11934,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-29T21:17:53.072Z",
-                     *             "to": "2026-11-28T21:17:53.072Z"
+                     *             "from": "2026-10-29T16:37:00.630Z",
+                     *             "to": "2026-11-28T16:37:00.630Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-28T21:17:53.072Z",
+                     *           "created_at": "2026-11-28T16:37:00.630Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-28T21:17:53.072Z",
+                     *           "finished_at": "2026-11-28T16:37:00.630Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -12202,8 +12035,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *             "created_at": "2026-11-28T21:17:52.525Z",
+                     *             "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *             "created_at": "2026-11-28T16:36:59.419Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -12264,8 +12097,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *         "created_at": "2026-11-28T21:17:52.525Z",
+                     *         "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *         "created_at": "2026-11-28T16:36:59.419Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -12280,8 +12113,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *           "created_at": "2026-11-28T21:17:52.525Z",
+                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:36:59.419Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12294,8 +12127,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *           "created_at": "2026-11-28T21:17:52.457Z",
+                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:36:58.955Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12726,9 +12559,9 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m8j0az5gdyv0tv5ffhxk96gd",
-                     *           "first_seen_at": "2026-11-28T21:17:53.582Z",
-                     *           "last_seen_at": "2026-11-28T21:17:53.582Z",
+                     *           "key_id": "key_01m8hg8kps54d48148g14a4y3t",
+                     *           "first_seen_at": "2026-11-28T16:37:01.415Z",
+                     *           "last_seen_at": "2026-11-28T16:37:01.415Z",
                      *           "state": "alive",
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -12803,7 +12636,7 @@ export interface operations {
                      *           "bundle_hash": null,
                      *           "bundle_seq": null,
                      *           "built_at": null,
-                     *           "since": "2026-11-28T21:17:53.562Z",
+                     *           "since": "2026-11-28T16:37:01.398Z",
                      *           "until": null,
                      *           "lag_seconds": null,
                      *           "change": null
@@ -12884,18 +12717,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8j0azf00599tfhrxgzzgc01",
-                     *           "key_hash": "sha256:f9703a58a2952cc3f99f80453cf246bcbd52e50e0c4b8cba22bbdc1389dc21ed",
+                     *           "id": "agk_01m8hg8kxtrmkakt106bs3f4nk",
+                     *           "key_hash": "sha256:bed0e26f37dbaf0842a6c47b363afe5cd71f6cfc7d3496afcf6a94c38a3d552f",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8j0aypkthry87dn31wm1nja"
+                     *           "owner_id": "usr_01m8hg8kad0009ykj550p4e31v"
                      *         },
                      *         {
-                     *           "id": "agk_01m8j0b2m50ew0pmrxj910tmfj",
-                     *           "key_hash": "sha256:37a51f74823b3675e6c5180e403b7e8fcde39183d7653e5ed00ea41bd76700f6",
+                     *           "id": "agk_01m8hg8rv9syaz83p1paq51hrh",
+                     *           "key_hash": "sha256:f3dcd57e10f549cb36b1bf092f552521701d49370877e7fef9119f8ffcb4791a",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8j0az6mr1fe19gwvx4tvb84"
+                     *           "owner_id": "usr_01m8hg8kq42677kk6qh1ga73tw"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -13046,8 +12879,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-28T21:17:52.362Z",
-                     *           "last_seen": "2026-11-28T21:17:52.362Z"
+                     *           "first_seen": "2026-11-28T16:36:58.557Z",
+                     *           "last_seen": "2026-11-28T16:36:58.557Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -13144,8 +12977,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-28T21:17:52.362Z",
-                     *       "last_seen": "2026-11-28T21:17:52.362Z",
+                     *       "first_seen": "2026-11-28T16:36:58.557Z",
+                     *       "last_seen": "2026-11-28T16:36:58.557Z",
                      *       "owner_id": null,
                      *       "approved": null,
                      *       "shown": {
@@ -13177,9 +13010,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-28T21:17:52.362Z",
-                     *           "last_seen": "2026-11-28T21:17:52.362Z",
-                     *           "reported_by": "key_01m8j0az5gdyv0tv5ffhxk96gd",
+                     *           "first_seen": "2026-11-28T16:36:58.557Z",
+                     *           "last_seen": "2026-11-28T16:36:58.557Z",
+                     *           "reported_by": "key_01m8hg8kps54d48148g14a4y3t",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -13499,8 +13332,8 @@ export interface operations {
                      *           "trust": null,
                      *           "check_arguments": false,
                      *           "owner_id": null,
-                     *           "first_seen": "2026-11-28T21:17:52.362Z",
-                     *           "last_seen": "2026-11-28T21:17:52.362Z",
+                     *           "first_seen": "2026-11-28T16:36:58.557Z",
+                     *           "last_seen": "2026-11-28T16:36:58.557Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -13625,7 +13458,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-28T21:17:53.514Z",
+                     *           "last_seen": "2026-11-28T16:37:01.380Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -13691,10 +13524,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-28T21:17:53.514Z",
+                     *       "last_seen": "2026-11-28T16:37:01.380Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m8j0aypkthry87dn31wm1nja"
+                     *         "usr_01m8hg8kad0009ykj550p4e31v"
                      *       ]
                      *     }
                      */
@@ -13799,11 +13632,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m8j0b1xnbyr4y5afv2c45f5b",
+                     *           "id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m8j0azf00599tfhrxgzzgc01",
+                     *           "opened_by": "agk_01m8hg8kxtrmkakt106bs3f4nk",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -13825,8 +13658,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-28T22:17:51.925Z",
-                     *           "created_at": "2026-11-28T21:17:51.925Z",
+                     *           "expires_at": "2026-11-28T17:36:58.011Z",
+                     *           "created_at": "2026-11-28T16:36:58.011Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -13840,10 +13673,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m8j0aypkthry87dn31wm1nja"
+                     *             "usr_01m8hg8kad0009ykj550p4e31v"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:9e97e323872fc1237329ed0a58a9ec68e24e646c9f0c4082ad2314bda18fae12"
+                     *           "shown_hash": "sha256:0070fbc9665f822dcc1313753381cddcdb2e440c2feccb166d2888dd3cabcacb"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -14024,7 +13857,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-28T22:17:51.925Z"
+                     *           "next_expires_at": "2026-11-28T17:36:58.011Z"
                      *         }
                      *       ]
                      *     }
@@ -14212,7 +14045,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T21:17:57.123Z",
+                     *       "since": "2026-11-27T16:37:08.133Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -14268,11 +14101,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m8j0b1xnbyr4y5afv2c45f5b",
+                     *       "id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m8j0azf00599tfhrxgzzgc01",
+                     *       "opened_by": "agk_01m8hg8kxtrmkakt106bs3f4nk",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -14294,8 +14127,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-28T22:17:51.925Z",
-                     *       "created_at": "2026-11-28T21:17:51.925Z",
+                     *       "expires_at": "2026-11-28T17:36:58.011Z",
+                     *       "created_at": "2026-11-28T16:36:58.011Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -14309,10 +14142,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m8j0aypkthry87dn31wm1nja"
+                     *         "usr_01m8hg8kad0009ykj550p4e31v"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:9e97e323872fc1237329ed0a58a9ec68e24e646c9f0c4082ad2314bda18fae12"
+                     *       "shown_hash": "sha256:0070fbc9665f822dcc1313753381cddcdb2e440c2feccb166d2888dd3cabcacb"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -14539,7 +14372,10 @@ export interface operations {
     "escrow-satisfy": {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
             path: {
                 id: string;
             };
@@ -14557,6 +14393,7 @@ export interface operations {
                 "application/json": {
                     condition_id: string;
                     satisfied: boolean;
+                    /** @description needed of a person */
                     evidence?: string;
                     /** @description of the hold as it was read */
                     shown_hash?: string;
@@ -14579,61 +14416,6 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
-            404: components["responses"]["NOT_FOUND"];
-            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
-            413: components["responses"]["PAYLOAD_TOO_LARGE"];
-            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
-            429: components["responses"]["RATE_LIMITED"];
-            500: components["responses"]["INTERNAL"];
-            503: components["responses"]["UNAVAILABLE"];
-        };
-    };
-    "escrow-report": {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
-                Origin?: components["parameters"]["Origin"];
-            };
-            path: {
-                id: string;
-            };
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                /**
-                 * @example {
-                 *       "condition_id": "kyc",
-                 *       "satisfied": true,
-                 *       "evidence": "case 7"
-                 *     }
-                 */
-                "application/json": {
-                    condition_id: string;
-                    satisfied: boolean;
-                    evidence: string;
-                    /** @description of the hold as it was read */
-                    shown_hash?: string;
-                };
-            };
-        };
-        responses: {
-            /** @description Successful response */
-            200: {
-                headers: {
-                    "X-Request-Id": components["headers"]["X-Request-Id"];
-                    RateLimit: components["headers"]["RateLimit"];
-                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["EscrowHold"];
-                };
-            };
-            400: components["responses"]["VALIDATION_FAILED"];
-            401: components["responses"]["UNAUTHENTICATED"];
-            403: components["responses"]["FORBIDDEN"];
             404: components["responses"]["NOT_FOUND"];
             409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
@@ -14719,15 +14501,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m8j0b37ww9kgtpqck1e8gxzj",
+                     *           "id": "stp_01m8hg8szgk56j1hg4ntnaah37",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *           "created_at": "2026-11-28T21:17:53.303Z",
+                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "created_at": "2026-11-28T16:37:01.076Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -14855,15 +14637,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m8j0b37ww9kgtpqck1e8gxzj",
+                     *       "id": "stp_01m8hg8szgk56j1hg4ntnaah37",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *       "created_at": "2026-11-28T21:17:53.303Z",
+                     *       "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *       "created_at": "2026-11-28T16:37:01.076Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -14874,7 +14656,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-28T21:17:53.582Z"
+                     *             "last_seen_at": "2026-11-28T16:37:01.415Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -14970,7 +14752,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
+                     *           "id": "sub_01m8hg8sere65vgwfs26dk528t",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -14981,10 +14763,8 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *           "owner_id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *           "created_at": "2026-11-28T21:17:53.012Z",
-                     *           "updated_at": "2026-11-28T21:17:53.012Z"
+                     *           "created_at": "2026-11-28T16:37:00.504Z",
+                     *           "updated_at": "2026-11-28T16:37:00.504Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -15103,7 +14883,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
+                     *       "id": "sub_01m8hg8sere65vgwfs26dk528t",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -15114,10 +14894,8 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *       "owner_id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *       "created_at": "2026-11-28T21:17:53.012Z",
-                     *       "updated_at": "2026-11-28T21:17:53.012Z"
+                     *       "created_at": "2026-11-28T16:37:00.504Z",
+                     *       "updated_at": "2026-11-28T16:37:00.504Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -15161,8 +14939,6 @@ export interface operations {
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
                     event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
-                    /** @description with `active: false`: keep the queue */
-                    paused_keep?: boolean;
                     destination_config?: {
                         app_url?: string;
                     };
@@ -15260,8 +15036,6 @@ export interface operations {
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
                     event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
-                    /** @description with `active: false`: keep the queue */
-                    paused_keep?: boolean;
                     destination_config?: {
                         app_url?: string;
                     };
@@ -15387,12 +15161,12 @@ export interface operations {
                      *         "x-svc-event": "escrow.created",
                      *         "x-svc-delivery": "dlv_example",
                      *         "x-svc-test": "true",
-                     *         "x-svc-signature": "t=1795900677,v1=beaf12abd4c8dab3a1fa38f9700ebb778631c44309e75ea52db2e679f6c3589f",
+                     *         "x-svc-signature": "t=1795883828,v1=da8ce5aafd21446f7d5635d30bcdf6ec247ed4405683576f42f3bbe27d9b053c",
                      *         "webhook-id": "oev_example",
-                     *         "webhook-timestamp": "1795900677",
-                     *         "webhook-signature": "v1,E1DYvjTuUHGH3PN8WYZQZfIR5zddXNW+E1wV+IDGm/I="
+                     *         "webhook-timestamp": "1795883828",
+                     *         "webhook-signature": "v1,IwolUAvoYbWKk+hKy8kZgDbmxTDy16IU6QVGLskpiYI="
                      *       },
-                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-cxyzy1\",\"test\":true,\"created_at\":\"2026-11-28T21:17:57.390Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T22:17:57.390Z\",\"notify_targets\":[]}",
+                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-t8v1u7\",\"test\":true,\"created_at\":\"2026-11-28T16:37:08.973Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T17:37:08.973Z\",\"notify_targets\":[]}",
                      *       "secret": "whsec_YW4gZXhhbXBsZSB0aGF0IGV2ZXJ5Ym9keSBrbm93cw=="
                      *     }
                      */
@@ -15496,8 +15270,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T21:17:57.406Z",
-                     *       "until": "2026-11-28T21:17:57.406Z",
+                     *       "since": "2026-11-27T16:37:09.163Z",
+                     *       "until": "2026-11-28T16:37:09.163Z",
                      *       "bucket_seconds": 3600,
                      *       "complete_since": null,
                      *       "delivered": 0,
@@ -15508,7 +15282,7 @@ export interface operations {
                      *       "p95_ms": null,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-27T21:00:00.000Z",
+                     *           "at": "2026-11-27T16:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15517,7 +15291,7 @@ export interface operations {
                      *           "p95_ms": null
                      *         },
                      *         {
-                     *           "at": "2026-11-27T22:00:00.000Z",
+                     *           "at": "2026-11-27T17:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15572,8 +15346,8 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_3h80t7b",
-                     *           "subscription_id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
+                     *           "id": "dlv_3dk528t",
+                     *           "subscription_id": "sub_01m8hg8sere65vgwfs26dk528t",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "test": false,
@@ -15583,7 +15357,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-28T21:17:53.505Z",
+                     *           "created_at": "2026-11-28T16:37:01.363Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -15633,8 +15407,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_3h80t7b",
-                     *       "subscription_id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
+                     *       "id": "dlv_3dk528t",
+                     *       "subscription_id": "sub_01m8hg8sere65vgwfs26dk528t",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "test": false,
@@ -15644,7 +15418,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-28T21:17:53.505Z",
+                     *       "created_at": "2026-11-28T16:37:01.363Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -15760,7 +15534,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
+                     *           "id": "sub_01m8hg8sere65vgwfs26dk528t",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -15980,32 +15754,31 @@ export interface operations {
                     action_type: string;
                     tool_name: string;
                     /** @description the definition of the tool that the agent saw; without it, the one that was seen last decides, and what the tool registry holds is released for that one alone */
-                    tool_pin?: string | null;
-                    tool_server?: string | null;
-                    method?: string | null;
+                    tool_pin?: string;
+                    tool_server?: string;
+                    method?: string;
                     /** @description a URL or a path */
-                    resource?: string | null;
+                    resource?: string;
                     arguments?: {
                         [key: string]: unknown;
-                    } | null;
-                    session_id?: string | null;
-                    action_summary?: string | null;
-                    estimated_value?: number | null;
-                    value_currency?: string | null;
+                    };
+                    session_id?: string;
+                    action_summary?: string;
+                    estimated_value?: number;
+                    value_currency?: string;
                     /** @description 1 when absent */
-                    risk_score?: number | null;
+                    risk_score?: number;
                     context?: {
                         [key: string]: unknown;
-                    } | null;
-                    call_id?: string | null;
+                    };
+                    /** @description names this call of a tool, such as its tool_call_id: however often it is asked for, it is held once, consumes its hold once and counts once, and is answered the same. Known to the agent alone; for 24 hours after the answer, and for 7 days after the end of its hold */
+                    call_id?: string;
                     /** @description with call_id, names this attempt to make the call: once it was permitted to another attempt, CONFLICT. So a call that is replayed is not made twice by one permit */
-                    attempt?: string | null;
+                    attempt?: string;
                     /** @description go on with a hold of this very action that was released: it is consumed, and the action permitted */
-                    resume?: boolean | null;
-                    /** @description the action was done at this time, because there was no answer: it is decided and recorded now, and counted, but nothing is held, used or permitted by it. Not with call_id, attempt, resume or apply_masks */
-                    ran_at?: string | null;
+                    resume?: boolean;
                     /** @description answer the `arguments` of a permitted action with its masks applied; what a tool answers is for the caller to mask */
-                    apply_masks?: boolean | null;
+                    apply_masks?: boolean;
                 };
             };
         };
@@ -16022,13 +15795,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8j0bajs5he71eetcwzwt351",
+                     *       "event_id": "evt_01m8hg99a7rdnx17gf3fs8zgzj",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:5cae1c61be8024e3740c407c31d0836f7059e3686a864e2331ef101504c95bea",
+                     *       "bundle_hash": "sha256:67bbe7313efa56c092b0d9ed4bc862bb54f940ac750adfd2e2fbb350d8036478",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 29210
+                     *       "evaluation_us": 371555
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16167,13 +15940,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8j0bamg2qd5e1adc9fsw5yy",
+                     *       "event_id": "evt_01m8hg9a3j43brymp4th7vp907",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:5cae1c61be8024e3740c407c31d0836f7059e3686a864e2331ef101504c95bea",
+                     *       "bundle_hash": "sha256:67bbe7313efa56c092b0d9ed4bc862bb54f940ac750adfd2e2fbb350d8036478",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 349
+                     *       "evaluation_us": 1244
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16311,11 +16084,11 @@ export interface operations {
                     /**
                      * @example {
                      *       "session_id": "session-1",
-                     *       "first_at": "2026-11-28T21:17:53.514Z",
-                     *       "last_at": "2026-11-28T21:17:53.514Z",
+                     *       "first_at": "2026-11-28T16:37:01.380Z",
+                     *       "last_at": "2026-11-28T16:37:01.380Z",
                      *       "entries": [
                      *         {
-                     *           "id": "event-4556-4",
+                     *           "id": "event-18705-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16328,11 +16101,11 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:17:53.514Z",
+                     *           "created_at": "2026-11-28T16:37:01.380Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         },
                      *         {
-                     *           "id": "event-4556-5",
+                     *           "id": "event-18705-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16345,7 +16118,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:17:53.514Z",
+                     *           "created_at": "2026-11-28T16:37:01.380Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         }
                      *       ],
@@ -16397,6 +16170,8 @@ export interface operations {
                 not_trace_id?: string[];
                 since?: string;
                 until?: string;
+                decided_since?: string;
+                decided_until?: string;
                 after?: string;
                 order?: "asc" | "desc";
                 limit?: number;
@@ -16420,7 +16195,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-4556-5",
+                     *           "id": "event-18705-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16432,11 +16207,12 @@ export interface operations {
                      *           "session_id": "session-1",
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
+                     *           "timestamp": "2026-01-31T12:00:00.000Z",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:17:53.514Z"
+                     *           "created_at": "2026-11-28T16:37:01.380Z"
                      *         },
                      *         {
-                     *           "id": "event-4556-4",
+                     *           "id": "event-18705-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16448,8 +16224,9 @@ export interface operations {
                      *           "session_id": "session-1",
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
+                     *           "timestamp": "2026-01-31T12:00:00.000Z",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:17:53.514Z"
+                     *           "created_at": "2026-11-28T16:37:01.380Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -16498,12 +16275,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T21:17:57.841Z",
-                     *       "until": "2026-11-28T21:17:57.841Z",
+                     *       "since": "2026-11-27T16:37:10.451Z",
+                     *       "until": "2026-11-28T16:37:10.451Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-27T21:17:57.841Z",
+                     *           "at": "2026-11-27T16:37:10.451Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16511,7 +16288,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-27T22:17:57.841Z",
+                     *           "at": "2026-11-27T17:37:10.451Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16522,7 +16299,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-28T21:17:53.514Z"
+                     *         "at": "2026-11-28T16:37:01.380Z"
                      *       }
                      *     }
                      */
@@ -16563,6 +16340,8 @@ export interface operations {
                 not_trace_id?: string[];
                 since?: string;
                 until?: string;
+                decided_since?: string;
+                decided_until?: string;
                 buckets?: number;
                 utc_offset?: number;
                 facets?: "all" | "none";
@@ -16584,8 +16363,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-28T21:17:52.272Z",
-                     *       "until": "2026-11-28T21:17:57.889Z",
+                     *       "since": "2026-11-28T16:36:58.420Z",
+                     *       "until": "2026-11-28T16:37:10.530Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -16596,7 +16375,7 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-28T21:17:52.000Z",
+                     *           "at": "2026-11-28T16:36:58.000Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16604,10 +16383,10 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-28T21:17:53.000Z",
-                     *           "allow": 1,
+                     *           "at": "2026-11-28T16:36:59.000Z",
+                     *           "allow": 0,
                      *           "allow_with_masking": 0,
-                     *           "deny": 1,
+                     *           "deny": 0,
                      *           "escrow": 0,
                      *           "rate_limited": 0
                      *         }
@@ -16708,6 +16487,8 @@ export interface operations {
                 not_trace_id?: string[];
                 since?: string;
                 until?: string;
+                decided_since?: string;
+                decided_until?: string;
                 /** @description the field whose values are counted */
                 by: "decision" | "tool_name" | "tool_server" | "agent_id" | "agent_role" | "rule_id" | "policy_id" | "session_id" | "proxy_id";
                 and?: "decision" | "tool_name" | "tool_server" | "agent_id" | "agent_role" | "rule_id" | "policy_id" | "session_id" | "proxy_id";
@@ -16744,8 +16525,8 @@ export interface operations {
                      *             "escrow": 0,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T21:17:53.514Z",
-                     *           "last_at": "2026-11-28T21:17:53.514Z"
+                     *           "first_at": "2026-11-28T16:37:01.380Z",
+                     *           "last_at": "2026-11-28T16:37:01.380Z"
                      *         },
                      *         {
                      *           "value": "pay",
@@ -16757,8 +16538,8 @@ export interface operations {
                      *             "escrow": 1,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T21:17:52.272Z",
-                     *           "last_at": "2026-11-28T21:17:52.272Z"
+                     *           "first_at": "2026-11-28T16:36:58.420Z",
+                     *           "last_at": "2026-11-28T16:36:58.420Z"
                      *         }
                      *       ],
                      *       "others": {
@@ -16801,7 +16582,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4",
+                     *       "id": "evt_01m8hg8p7wvsn9kd4evy69051v",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -16813,32 +16594,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 731787,
-                     *       "created_at": "2026-11-28T21:17:52.272Z",
+                     *       "evaluation_us": 1100778,
+                     *       "created_at": "2026-11-28T16:36:58.420Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m8j0b1xnbyr4y5afv2c45f5b",
-                     *       "key_id": "agk_01m8j0azf00599tfhrxgzzgc01",
+                     *       "escrow_id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
+                     *       "key_id": "agk_01m8hg8kxtrmkakt106bs3f4nk",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-28T21:17:51.512Z",
+                     *       "timestamp": "2026-11-28T16:36:57.212Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:f06c5d6f4308b301b30ceda440bf236358e07fca89746ef0b0928b246b486795",
-                     *       "input_hash": "sha256:00a91d199647bbff939ddb4da0885d62ec32167c26aca3eb04442eba0451634d",
-                     *       "action_ref": "sha256:5251156d48b3a1b3918b4fc22b5949de20d69414e00aee91354d0a5527bb3ec9",
-                     *       "trace_id": "bf0857de0794097379b53ce5070ea6fe",
-                     *       "span_id": "89d91c0c82980fd0",
+                     *       "ask_commit": "sha256:a33c6ce24b8df3714a0b8a9070c3a23b2962a197cad6c4d379b3fbc2c9584fa0",
+                     *       "input_hash": "sha256:b847df235e15aa3d98e052492edd681b0385f69b7a445f9def9a54f40defc7ea",
+                     *       "action_ref": "sha256:fcc1a2f266fd022131f0e3412731abab0d0cb6600a92319e14a440e187601f35",
+                     *       "trace_id": "6aabb3568b1d340a5c3e6025f8f0ccfe",
+                     *       "span_id": "eedef9c870ba2856",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:e44496ca774eac314bf1794dc1549c3ec68c33c47ae745c9c02045c40fc6454f"
+                     *         "bundle_hash": "sha256:bc72ce1ec868b72b7b40436d12089ed47df17e3dcca64d34930a52d470b1aac2"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "8479d8cc554468017096de78a03087fc9a5c046370a5a2461b718a50829ec8ab",
-                     *         "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
+                     *         "prev_hash": "922f0200fc5921fc4134e1ce70c89cd14c293f7b0f5eb3961cebe840a737e137",
+                     *         "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -16879,7 +16660,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4",
+                     *       "event_id": "evt_01m8hg8p7wvsn9kd4evy69051v",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -16934,13 +16715,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4",
+                     *       "event_id": "evt_01m8hg8p7wvsn9kd4evy69051v",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T21:17:51.512Z",
-                     *         "owner": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *         "now": "2026-11-28T16:36:57.212Z",
+                     *         "owner": "usr_01m8hg8kad0009ykj550p4e31v",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -16949,8 +16730,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T21:17:51.512Z",
-                     *         "owner": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *         "now": "2026-11-28T16:36:57.212Z",
+                     *         "owner": "usr_01m8hg8kad0009ykj550p4e31v",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -17192,10 +16973,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
-                     *       "kid": "IxTKgARCOzqeiFjjX7zwnutP6mdEKWYd6c7UO14cqNA",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-cxyzy1/forensics\n2\nd5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37\n\n— control.test n1/aWLWqvGM+yI2d8jRHdJGfS0IkIU1w48qOLeku0xXVJGyiQOD9W0BwlwNxBZ+7iDFtigBGLjzjuxpxIfH55FqxOAU=\n",
-                     *       "created_at": "2026-11-28T21:17:52.864Z"
+                     *       "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
+                     *       "kid": "jhuqrRH5rSqyaWcZ-gLchDusVdd5FCtSWhrpVY-c8NY",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-t8v1u7/forensics\n2\nbed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01\n\n— control.test mWQQ20NFzX36ioDEh4Xtio9yBKiLdlc0iwnW545dggYUoZmImdmCDeH+fxrNeBAVKrxqfo576NOGFDPhU8W9/M1qNAA=\n",
+                     *       "created_at": "2026-11-28T16:36:59.974Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -17238,10 +17019,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
-                     *           "kid": "IxTKgARCOzqeiFjjX7zwnutP6mdEKWYd6c7UO14cqNA",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-cxyzy1/forensics\n2\nd5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37\n\n— control.test n1/aWLWqvGM+yI2d8jRHdJGfS0IkIU1w48qOLeku0xXVJGyiQOD9W0BwlwNxBZ+7iDFtigBGLjzjuxpxIfH55FqxOAU=\n",
-                     *           "created_at": "2026-11-28T21:17:52.864Z"
+                     *           "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
+                     *           "kid": "jhuqrRH5rSqyaWcZ-gLchDusVdd5FCtSWhrpVY-c8NY",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-t8v1u7/forensics\n2\nbed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01\n\n— control.test mWQQ20NFzX36ioDEh4Xtio9yBKiLdlc0iwnW545dggYUoZmImdmCDeH+fxrNeBAVKrxqfo576NOGFDPhU8W9/M1qNAA=\n",
+                     *           "created_at": "2026-11-28T16:36:59.974Z"
                      *         }
                      *       ]
                      *     }
@@ -17333,18 +17114,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-28T21:17:52.272Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:7791941ca00344de89200ae09eb03ecc5779095338cab6fb4c3cbd1193b7cb2d\",\"received_at\":\"2026-11-28T21:17:52.272Z\",\"seq\":1,\"tenant_id\":\"t1-cxyzy1\",\"v\":1}",
-                     *           "hash": "8479d8cc554468017096de78a03087fc9a5c046370a5a2461b718a50829ec8ab",
-                     *           "computed_hash": "8479d8cc554468017096de78a03087fc9a5c046370a5a2461b718a50829ec8ab"
+                     *           "received_at": "2026-11-28T16:36:58.420Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5\",\"received_at\":\"2026-11-28T16:36:58.420Z\",\"seq\":1,\"tenant_id\":\"t1-t8v1u7\",\"v\":1}",
+                     *           "hash": "922f0200fc5921fc4134e1ce70c89cd14c293f7b0f5eb3961cebe840a737e137",
+                     *           "computed_hash": "922f0200fc5921fc4134e1ce70c89cd14c293f7b0f5eb3961cebe840a737e137"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4",
-                     *           "received_at": "2026-11-28T21:17:52.272Z",
-                     *           "line": "{\"action_ref\":\"sha256:5251156d48b3a1b3918b4fc22b5949de20d69414e00aee91354d0a5527bb3ec9\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:f06c5d6f4308b301b30ceda440bf236358e07fca89746ef0b0928b246b486795\",\"bundle_hash\":\"sha256:e44496ca774eac314bf1794dc1549c3ec68c33c47ae745c9c02045c40fc6454f\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8j0b1xnbyr4y5afv2c45f5b\",\"evaluation_us\":731787,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8j0b1grvz8fb7e9ta3gfwd4\",\"input_hash\":\"sha256:00a91d199647bbff939ddb4da0885d62ec32167c26aca3eb04442eba0451634d\",\"key_id\":\"agk_01m8j0azf00599tfhrxgzzgc01\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T21:17:52.272Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"89d91c0c82980fd0\",\"tenant_id\":\"t1-cxyzy1\",\"timestamp\":\"2026-11-28T21:17:51.512Z\",\"tool_name\":\"pay\",\"trace_id\":\"bf0857de0794097379b53ce5070ea6fe\",\"v\":1}",
-                     *           "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
-                     *           "computed_hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37"
+                     *           "id": "evt_01m8hg8p7wvsn9kd4evy69051v",
+                     *           "received_at": "2026-11-28T16:36:58.420Z",
+                     *           "line": "{\"action_ref\":\"sha256:fcc1a2f266fd022131f0e3412731abab0d0cb6600a92319e14a440e187601f35\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:a33c6ce24b8df3714a0b8a9070c3a23b2962a197cad6c4d379b3fbc2c9584fa0\",\"bundle_hash\":\"sha256:bc72ce1ec868b72b7b40436d12089ed47df17e3dcca64d34930a52d470b1aac2\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8hg8q0v1kxrqth69vpnzdyz\",\"evaluation_us\":1100778,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8hg8p7wvsn9kd4evy69051v\",\"input_hash\":\"sha256:b847df235e15aa3d98e052492edd681b0385f69b7a445f9def9a54f40defc7ea\",\"key_id\":\"agk_01m8hg8kxtrmkakt106bs3f4nk\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T16:36:58.420Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"eedef9c870ba2856\",\"tenant_id\":\"t1-t8v1u7\",\"timestamp\":\"2026-11-28T16:36:57.212Z\",\"tool_name\":\"pay\",\"trace_id\":\"6aabb3568b1d340a5c3e6025f8f0ccfe\",\"v\":1}",
+                     *           "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
+                     *           "computed_hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01"
                      *         }
                      *       ]
                      *     }
@@ -17554,12 +17335,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m8j0b7vbxcynf3cn70k9hj02",
+                     *           "id": "aud_01m8hg93fs7dc2s8s8a0y2sgf8",
                      *           "seq": 27,
-                     *           "created_at": "2026-11-28T21:17:57.995Z",
+                     *           "created_at": "2026-11-28T16:37:10.777Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *             "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -17567,21 +17348,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4"
+                     *             "id": "evt_01m8hg8p7wvsn9kd4evy69051v"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m8j0b7ty9kea7ag62xrzt207",
-                     *           "prev_hash": "a436c20d11d60e25eea1e5af1f5f2f1d095a6f687938f7dd18589c90665019ec",
-                     *           "hash": "00a82524d8b3270cb695cc541917122b7ba210c61aacd9275c21c9820ae75460"
+                     *           "request_id": "req_01m8hg93fcd2512637218hjqm2",
+                     *           "prev_hash": "6bc0a6cf7fc6e571623287060780fad2a4e180dfdb42fd3fdc0f13a8a3aa2500",
+                     *           "hash": "dd976285c0abedbadb6874f4caba6f686b8197c851c1ce55c1707441f03be37d"
                      *         },
                      *         {
-                     *           "id": "aud_01m8j0b3yrw63ef6dgzjsfzh4p",
+                     *           "id": "aud_01m8hg8tkwtd1v4zxdvp243t1n",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-28T21:17:54.008Z",
+                     *           "created_at": "2026-11-28T16:37:01.692Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m8j0az5gdyv0tv5ffhxk96gd",
+                     *             "id": "key_01m8hg8kps54d48148g14a4y3t",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -17594,9 +17375,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m8j0b3kanv0tyny2y0by8c2g",
-                     *           "prev_hash": "950014094b2362cd4b5e9945eb91ed1d8ab56f5ae171e4d2f8cbaf5d2adbddb0",
-                     *           "hash": "a436c20d11d60e25eea1e5af1f5f2f1d095a6f687938f7dd18589c90665019ec"
+                     *           "request_id": "req_01m8hg8tc69jad98p1bv19j0d0",
+                     *           "prev_hash": "ff76d07ccad9a7060a1cc1e86d940e337955930df08b0e9db8ce872954ba2d3d",
+                     *           "hash": "6bc0a6cf7fc6e571623287060780fad2a4e180dfdb42fd3fdc0f13a8a3aa2500"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -17641,12 +17422,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m8j0b3cn7jqx8kcnrmqah9e0",
+                     *       "id": "aud_01m8hg8t7ezhmch90kxpz283p0",
                      *       "seq": 25,
-                     *       "created_at": "2026-11-28T21:17:53.429Z",
+                     *       "created_at": "2026-11-28T16:37:01.294Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *         "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -17654,13 +17435,13 @@ export interface operations {
                      *       "code": "QST001I",
                      *       "target": {
                      *         "type": "question",
-                     *         "id": "qst_01m8j0b3c4gkptsezyvwb994je"
+                     *         "id": "qst_01m8hg8t6yywjbb8xmg5pgd0pm"
                      *       },
                      *       "severity": "info",
                      *       "detail": "kept",
-                     *       "request_id": "req_01m8j0b3bzeyzz9vjwb26wrav9",
-                     *       "prev_hash": "24bbbf61c603406aab33aba9b9deccfddb78b9d26e0ff54801fc33c6d559114a",
-                     *       "hash": "950014094b2362cd4b5e9945eb91ed1d8ab56f5ae171e4d2f8cbaf5d2adbddb0"
+                     *       "request_id": "req_01m8hg8t6te7fa0nsn0er5h1hq",
+                     *       "prev_hash": "1e1f1b97a2ecda8171bae48cf6d6daa69f558399eb3f84f714fb723ee2a377f7",
+                     *       "hash": "ff76d07ccad9a7060a1cc1e86d940e337955930df08b0e9db8ce872954ba2d3d"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -17743,11 +17524,6 @@ export interface operations {
                  */
                 "application/json": {
                     purpose: string;
-                    /**
-                     * @description decisions (default), or the audit log
-                     * @enum {string}
-                     */
-                    chain?: "forensics" | "audit";
                     from?: string;
                     to?: string;
                     sequence_id?: string;
@@ -17766,21 +17542,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8j0bat36teqekd6xn1w8z4k",
+                     *       "package_id": "pkg_01m8hg9ambw4jdyxgz2zf677st",
                      *       "purpose": "x",
-                     *       "chain": "forensics",
-                     *       "from": "2026-10-28T21:18:01.027Z",
-                     *       "to": "2026-11-28T21:18:01.027Z",
+                     *       "from": "2026-10-28T16:37:18.091Z",
+                     *       "to": "2026-11-28T16:37:18.091Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:96d1202528db0e4cd63b5ac5ad01b3f7022f46ecbcb1ff049de8a48538ffd50c",
-                     *       "public_key_fingerprint": "sha256:7791941ca00344de89200ae09eb03ecc5779095338cab6fb4c3cbd1193b7cb2d",
-                     *       "size": 57344,
-                     *       "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *       "created_at": "2026-11-28T21:18:01.027Z"
+                     *       "package_hash": "sha256:6806b1c4ca9adfeb0c2d0ea3815e7bcf31b3c84bea20a47a351f471d1038a407",
+                     *       "public_key_fingerprint": "sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5",
+                     *       "size": 35328,
+                     *       "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *       "created_at": "2026-11-28T16:37:18.091Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -17801,7 +17576,6 @@ export interface operations {
     "forensics-plan": {
         parameters: {
             query?: {
-                chain?: "forensics" | "audit";
                 from?: string;
                 to?: string;
                 sequence_id?: string;
@@ -17881,21 +17655,20 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m8j0b2ngkys6hn77xf855dfq",
+                     *           "package_id": "pkg_01m8hg8rwnyzx2y7qk8sr3q3ne",
                      *           "purpose": "audit",
-                     *           "chain": "forensics",
-                     *           "from": "2026-10-28T21:17:52.688Z",
-                     *           "to": "2026-11-28T21:17:52.688Z",
+                     *           "from": "2026-10-28T16:36:59.925Z",
+                     *           "to": "2026-11-28T16:36:59.925Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:fd18cb2b454b1e9a950f3f0e61235338be1497edb0ae46564cdec4dcf08b6fff",
-                     *           "public_key_fingerprint": "sha256:7791941ca00344de89200ae09eb03ecc5779095338cab6fb4c3cbd1193b7cb2d",
-                     *           "size": 47104,
-                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *           "created_at": "2026-11-28T21:17:52.688Z"
+                     *           "package_hash": "sha256:66e92ce5ae128cb83f6eddd297b3866cc4a8d7a665edb56dead44c58a39304f3",
+                     *           "public_key_fingerprint": "sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5",
+                     *           "size": 27648,
+                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "created_at": "2026-11-28T16:36:59.925Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -17941,31 +17714,30 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8j0b2ngkys6hn77xf855dfq",
+                     *       "package_id": "pkg_01m8hg8rwnyzx2y7qk8sr3q3ne",
                      *       "purpose": "audit",
-                     *       "chain": "forensics",
-                     *       "from": "2026-10-28T21:17:52.688Z",
-                     *       "to": "2026-11-28T21:17:52.688Z",
+                     *       "from": "2026-10-28T16:36:59.925Z",
+                     *       "to": "2026-11-28T16:36:59.925Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:fd18cb2b454b1e9a950f3f0e61235338be1497edb0ae46564cdec4dcf08b6fff",
-                     *       "public_key_fingerprint": "sha256:7791941ca00344de89200ae09eb03ecc5779095338cab6fb4c3cbd1193b7cb2d",
-                     *       "size": 47104,
-                     *       "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *       "created_at": "2026-11-28T21:17:52.688Z",
+                     *       "package_hash": "sha256:66e92ce5ae128cb83f6eddd297b3866cc4a8d7a665edb56dead44c58a39304f3",
+                     *       "public_key_fingerprint": "sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5",
+                     *       "size": 27648,
+                     *       "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *       "created_at": "2026-11-28T16:36:59.925Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
-                     *           "size": 848,
-                     *           "sha256": "0eeabb4da061dda50dc8a71394b73f345bee9ad841e2c9c411563204a5cdf4cd"
+                     *           "size": 607,
+                     *           "sha256": "268e41e7000d8ddafdb081e17cefece2f1d83ecb2791a2b1f0ad013774905d0e"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
-                     *           "size": 848,
-                     *           "sha256": "a87d341572c84d0e494e942106e5bb625ddda4bb186197c97c032338312392eb"
+                     *           "size": 607,
+                     *           "sha256": "c7ccb0a2eb82c26c999b93625fef076517d4e9d65f7dd9cff5c9b48656a26b4a"
                      *         }
                      *       ]
                      *     }
@@ -17973,8 +17745,6 @@ export interface operations {
                     "application/json": {
                         package_id: string;
                         purpose: string;
-                        /** @enum {string} */
-                        chain: "forensics" | "audit";
                         /** Format: date-time */
                         from: string;
                         /** Format: date-time */
@@ -18232,7 +18002,7 @@ export interface operations {
                      *               "role": "approver"
                      *             },
                      *             "satisfy": {
-                     *               "route": "POST /v1/escrow/{id}/satisfy or POST /v1/escrow/{id}/report",
+                     *               "route": "POST /v1/escrow/{id}/satisfy",
                      *               "role": "approver",
                      *               "scopes": [
                      *                 "proxy",
@@ -18379,7 +18149,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m8j0b1xnbyr4y5afv2c45f5b",
+                     *       "id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -18404,7 +18174,7 @@ export interface operations {
                      *             "held"
                      *           ],
                      *           "sent_by": {
-                     *             "route": "POST /v1/escrow/{id}/satisfy or POST /v1/escrow/{id}/report",
+                     *             "route": "POST /v1/escrow/{id}/satisfy",
                      *             "role": "approver",
                      *             "scopes": [
                      *               "proxy",
@@ -18456,7 +18226,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_3h80t7b",
+                     *       "id": "dlv_3dk528t",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -18941,36 +18711,6 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
-    "get-auth-callback": {
-        parameters: {
-            query?: {
-                state?: string;
-                code?: string;
-                iss?: string;
-                error?: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description To the dashboard when signed in, or to the sign-in page when refused */
-            302: {
-                headers: {
-                    "X-Request-Id": components["headers"]["X-Request-Id"];
-                    RateLimit: components["headers"]["RateLimit"];
-                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
-                    [name: string]: unknown;
-                };
-                content?: never;
-            };
-            400: components["responses"]["VALIDATION_FAILED"];
-            429: components["responses"]["RATE_LIMITED"];
-            500: components["responses"]["INTERNAL"];
-            503: components["responses"]["UNAVAILABLE"];
-        };
-    };
     "get-auth-callback-connection": {
         parameters: {
             query?: {
@@ -18998,6 +18738,22 @@ export interface operations {
                 content?: never;
             };
             400: components["responses"]["VALIDATION_FAILED"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "get-auth-callback": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            400: components["responses"]["VALIDATION_FAILED"];
+            404: components["responses"]["NOT_FOUND"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -19056,8 +18812,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "bqDcFdRbuAK64D2ZVfpnVBgmI9Y__362M265vc0OS9k",
-                     *           "kid": "IxTKgARCOzqeiFjjX7zwnutP6mdEKWYd6c7UO14cqNA",
+                     *           "x": "tRxBE-HMOTSGAV5Jv2L0H0CFn38tOJu2b9RaCnTbxDw",
+                     *           "kid": "jhuqrRH5rSqyaWcZ-gLchDusVdd5FCtSWhrpVY-c8NY",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -19261,12 +19017,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "9112f9f4d0b3814887b2d07277d08ffd35e3b1ea5f270ee5819fe73f56e0022c"
+                     *         "hash": "b9ace548bf1423331936d9d55766d772b77155a4c5f69a0d9d6efca4569b8b35"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
-                     *         "created_at": "2026-11-28T21:17:52.864Z"
+                     *         "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
+                     *         "created_at": "2026-11-28T16:36:59.974Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -19308,12 +19064,12 @@ export interface operations {
                      *       "records_checked": 28,
                      *       "head": {
                      *         "seq": 28,
-                     *         "hash": "6eb04fd03a8f4cf1a1c2ffbcf893b5c74231a55748967d214b208050acd72fcf"
+                     *         "hash": "9d76c5a6cf4a209a2f855fd6dea97d45ea3f6fe8ade6015b46ba461e3feb9442"
                      *       },
                      *       "last_checkpoint": {
-                     *         "seq": 17,
-                     *         "hash": "1bbd6652e2b6e65228f2106d85dc4301b4a287fbc32dc0f8e4050fbb984ceb6d",
-                     *         "created_at": "2026-11-28T21:17:52.890Z"
+                     *         "seq": 26,
+                     *         "hash": "6bc0a6cf7fc6e571623287060780fad2a4e180dfdb42fd3fdc0f13a8a3aa2500",
+                     *         "created_at": "2026-11-28T16:37:04.722Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -19403,8 +19159,14 @@ export interface operations {
                 not_proxy_id?: string[];
                 /** @description leaves out the decisions with this `trace_id`; repeated, with any of them. Those without one stay */
                 not_trace_id?: string[];
+                /** @description received at this time or later */
                 since?: string;
+                /** @description received before this time */
                 until?: string;
+                /** @description decided at this time or later, by the clock of whoever decided */
+                decided_since?: string;
+                /** @description decided before this time */
+                decided_until?: string;
             };
             header?: never;
             path?: never;

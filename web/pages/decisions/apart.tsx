@@ -4,7 +4,7 @@ import { useState } from 'react';
 import { notOf, RECORD_FIELDS } from '../../../server/domain/decision.ts';
 import { exactly } from '../../../server/domain/sought.ts';
 import { type Difference, LEAST, setApart } from '../../lib/apart.ts';
-import type { Filter } from '../../lib/decision-filter.ts';
+import type { Asked, Filter } from '../../lib/decision-filter.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { rescueFocus } from '../../ui/focus.ts';
 import { Hostile } from '../../ui/hostile.tsx';
@@ -13,7 +13,6 @@ import { DECISION } from '../../ui/status.tsx';
 import { FACETS } from './facets.tsx';
 
 type Counts = Answers['events']['counts'];
-type Asked = Omit<Filter, 'last'>;
 
 /** What is more frequent in the shown decisions than in the others of the same time, or than in the preceding period. */
 export function Apart({
@@ -26,10 +25,10 @@ export function Apart({
   set: (change: Partial<Filter>) => void;
 }) {
   const [open, setOpen] = useState(false);
-  const { since, until, ...fields } = asked;
+  const { since, until, decided_since, decided_until, ...fields } = asked;
   const filtered = Object.values(fields).some((value) => value !== undefined);
   // all decisions of all time leave nothing to compare with
-  if (!filtered && since === undefined) return null;
+  if (!filtered && since === undefined && decided_since === undefined) return null;
   return (
     <details className="more" onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>What sets these decisions apart</summary>
@@ -39,7 +38,7 @@ export function Apart({
 }
 
 function Comparison({
-  asked: { since, until, ...fields },
+  asked: { since, until, decided_since, decided_until, ...fields },
   counts,
   filtered,
   set,
@@ -49,12 +48,13 @@ function Comparison({
   filtered: boolean;
   set: (change: Partial<Filter>) => void;
 }) {
-  const before = { since: earlier(counts), until: since };
+  const before =
+    decided_since === undefined
+      ? { since: earlier(counts), until: since }
+      : { decided_since: earlier(counts), decided_until: decided_since };
+  const same = { since, until, decided_since, decided_until };
   const query = useQuery(
-    trpc.events.counts.queryOptions(
-      { ...(filtered ? { since, until } : before), buckets: 1 },
-      { staleTime: 60_000, retry: false },
-    ),
+    trpc.events.counts.queryOptions({ ...(filtered ? same : before), buckets: 1 }, { staleTime: 60_000, retry: false }),
   );
   // a value set by a filter is not a finding, and a rule implies its policy
   const open = FACETS.filter(

@@ -15,12 +15,13 @@ import {
 import { soughtBy } from '../../../server/domain/sought.ts';
 import { isPlain, nameShown } from '../../../server/lib/visible.ts';
 import { AGAIN_MS, listCountsOptions } from '../../lib/counts.ts';
-import type { Filter } from '../../lib/decision-filter.ts';
+import { type Asked, askedBy, type ClockName, clockOf, type Filter } from '../../lib/decision-filter.ts';
 import { type DecisionRow, useStream } from '../../lib/decision-stream.ts';
 import { useKeys, useSingleKeys } from '../../lib/keys.ts';
 import { onHint } from '../../lib/live.ts';
 import { sinceOf } from '../../lib/moment.ts';
 import { dayTime, useZone, type Zone } from '../../lib/time.ts';
+import { DecisionTime } from '../../parts/decision-time.tsx';
 import { Histogram } from '../../parts/histogram.tsx';
 import { AgentLink } from '../../parts/names.tsx';
 import { SessionFacts } from '../../parts/session-facts.tsx';
@@ -32,7 +33,6 @@ import { Hostile, Line } from '../../ui/hostile.tsx';
 import { Page } from '../../ui/page.tsx';
 import { EmptyState, ErrorState } from '../../ui/states.tsx';
 import { DECISION, DecisionTag } from '../../ui/status.tsx';
-import { Clock } from '../../ui/time.tsx';
 import { Apart } from './apart.tsx';
 import { Chips } from './chips.tsx';
 import { Details } from './details.tsx';
@@ -65,7 +65,8 @@ export function Decisions() {
     () => (filter.last ? sinceOf(filter.last, Date.now()) : filter.since),
     [filter.last, filter.since],
   );
-  const { last: _, ...asked } = { ...filter, since };
+  const clock = clockOf(filter);
+  const asked = askedBy(filter, since);
   const stream = useStream(asked);
   const set = (change: Partial<Search>) =>
     void navigate({
@@ -81,7 +82,8 @@ export function Decisions() {
   const facets = counts.data?.facets;
   const session = search.session_id === undefined ? undefined : soughtBy(search.session_id).whole;
 
-  const range = (next: Range) => show({ ...filter, since: undefined, until: undefined, last: undefined, ...next });
+  const range = (next: Range) =>
+    show({ ...filter, since: undefined, until: undefined, last: undefined, clock: undefined, ...next });
   const fields: FilterField[] = [
     // on wider screens they are next to the presets
     ...(phone ? rangeFields(filter, range) : []),
@@ -136,7 +138,11 @@ export function Decisions() {
       {counts.error && !counts.data ? (
         <ErrorState error={counts.error} retry={() => void counts.refetch()} />
       ) : counts.data ? (
-        <Histogram counts={counts.data} pending={counts.isPlaceholderData} narrow={range} />
+        <Histogram
+          counts={counts.data}
+          pending={counts.isPlaceholderData}
+          narrow={(next) => range({ ...next, clock })}
+        />
       ) : (
         <Skeleton height={118} mb="sm" />
       )}
@@ -160,7 +166,7 @@ export function Decisions() {
               <DataTable
                 label="Decisions, newest first"
                 fixed
-                columns={columns((id) => set({ event: id }))}
+                columns={columns((id) => set({ event: id }), clock)}
                 rows={stream.rows}
                 rowKey={(row) => row.id}
                 error={stream.error}
@@ -168,7 +174,7 @@ export function Decisions() {
                 onOpen={(row) => set({ event: row.id })}
                 selected={event}
                 isNew={(row) => stream.isNew(row.id)}
-                group={(row) => dayTime(row.created_at, zone)}
+                group={(row) => dayTime(clock === 'decided' ? row.timestamp : row.created_at, zone)}
                 empty={
                   filtered ? (
                     <NothingMatches icon={IconListDetails} title="No decisions match the filters" clear={clear}>
@@ -219,7 +225,7 @@ export function Decisions() {
 }
 
 /** The URL of the export file with the matching decisions. */
-function fileOf(asked: Omit<Filter, 'last'>): string {
+function fileOf(asked: Asked): string {
   const parts = Object.entries(asked).flatMap(([name, value]) =>
     value === undefined ? [] : [value].flat().map((one) => [name, one]),
   );
@@ -253,10 +259,11 @@ function Step({ rows, id, open }: { rows: DecisionRow[] | undefined; id: string;
 }
 
 /** The counts of what is shown; refreshed some time after a hint that there is more. */
-function useCounts(filter: Omit<Filter, 'last'>, zone: Zone) {
+function useCounts(filter: Asked, zone: Zone) {
   const query = useQuery({ ...listCountsOptions(filter, zone), placeholderData: keepPreviousData });
   const { refetch, data } = query;
   const wait = data?.estimated.facets ? COUNT_AGAIN_MS.estimated : COUNT_AGAIN_MS.exact;
+  // what was decided then may still be reported
   const closed = filter.until !== undefined && Date.parse(filter.until) < Date.now();
   useEffect(() => {
     if (closed) return;
@@ -276,8 +283,8 @@ function useCounts(filter: Omit<Filter, 'last'>, zone: Zone) {
   return query;
 }
 
-const columns = (open: (id: string) => void): Column<DecisionRow>[] => [
-  { header: 'Time', bare: true, cell: (row) => <Clock at={row.created_at} />, width: 80 },
+const columns = (open: (id: string) => void, clock: ClockName): Column<DecisionRow>[] => [
+  { header: 'Time', bare: true, cell: (row) => <DecisionTime event={row} by={clock} />, width: 90 },
   { header: 'Decision', bare: true, cell: (row) => <DecisionTag decision={row.decision} />, width: 160 },
   {
     header: 'Tool',

@@ -3,7 +3,7 @@ import { IconListDetails } from '@tabler/icons-react';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { type Decision, GROUP_FIELDS, type GroupField, RECORD_FIELDS } from '../../../server/domain/decision.ts';
 import { exactly } from '../../../server/domain/sought.ts';
-import { type Filter, only } from '../../lib/decision-filter.ts';
+import { type Asked, type Filter, only } from '../../lib/decision-filter.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
 import type { FilterField } from '../../ui/filter-bar.tsx';
@@ -52,7 +52,7 @@ export function Groups({
   by,
   and,
 }: {
-  asked: Omit<Filter, 'last'>;
+  asked: Asked;
   /** As in the URL. */
   filter: Filter;
   by: GroupField;

@@ -1,12 +1,12 @@
 import { TextInput } from '@mantine/core';
 import { useEffect, useState } from 'react';
-import type { Filter } from '../../lib/decision-filter.ts';
+import { type ClockName, clockOf, type Filter } from '../../lib/decision-filter.ts';
 import { LAST, type Last, readRange } from '../../lib/moment.ts';
 import { useZone } from '../../lib/time.ts';
 import { type FilterField, FilterInput } from '../../ui/filter-bar.tsx';
 
 /** A time range: up to now, or with fixed ends. */
-export type Range = Pick<Filter, 'since' | 'until' | 'last'>;
+export type Range = Pick<Filter, 'since' | 'until' | 'last' | 'clock'>;
 type SetRange = (range: Range) => void;
 
 const PRESETS = Object.keys(LAST) as Last[];
@@ -45,11 +45,30 @@ export function RangePicker({ filter, set, short }: { filter: Filter; set: SetRa
   );
 }
 
-/** Both ends of the range. */
-export const rangeFields = ({ since, until }: Filter, set: SetRange): FilterField[] => [
-  { label: 'From', value: since, set: (from) => set({ since: from, until }), moment: true },
-  { label: 'To', value: until, set: (to) => set({ since, until: to }), moment: true },
-];
+/** Both ends of the range, and which time it is about. */
+export const rangeFields = (filter: Filter, set: SetRange): FilterField[] => {
+  const { since, until, last, clock } = filter;
+  return [
+    { label: 'From', value: since, set: (from) => set({ since: from, until, clock }), moment: true },
+    { label: 'To', value: until, set: (to) => set({ since, until: to, clock }), moment: true },
+    ...(since || until || last
+      ? [
+          {
+            label: 'Time of',
+            value: clockOf(filter),
+            set: (chosen?: string) =>
+              set({ since, until, last, clock: (chosen || undefined) as ClockName | undefined }),
+            choices: [
+              { value: 'decided', label: 'the decision' },
+              { value: 'received', label: 'its receipt' },
+            ],
+            view: true,
+            width: 130,
+          },
+        ]
+      : []),
+  ];
+};
 
 /** A typed line that names a time. */
 export function GoTo({ filter: { since, until, last }, set }: { filter: Filter; set: SetRange }) {

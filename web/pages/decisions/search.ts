@@ -6,7 +6,7 @@ import {
   MOST_LEFT_OUT,
   notOf,
 } from '../../../server/domain/decision.ts';
-import type { Filter } from '../../lib/decision-filter.ts';
+import { CLOCKS, type Filter } from '../../lib/decision-filter.ts';
 import { LAST } from '../../lib/moment.ts';
 
 /**
@@ -50,6 +50,8 @@ export function readSearch(search: Record<string, unknown>): Search {
     }
     if (found.since && found.until && found.until <= found.since) delete found.until;
   }
+  const clock = CLOCKS.find((one) => one === search.clock);
+  if (clock && (found.last || found.since || found.until)) found.clock = clock;
   return found as Search;
 }
 
