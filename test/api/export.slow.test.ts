@@ -186,6 +186,7 @@ describe('a package exported by the API', () => {
     const person = await tenant.person('viewer');
     await ingest(tenant, some(2, { session_id: 'long' }));
     await ingest(tenant, some(2));
+    const proxy = await tenant.key('proxy');
     // once it knows the head of the decisions, it waits for the audit log
     const client = await server.core.db.connectOwner();
     try {
@@ -193,7 +194,8 @@ describe('a package exported by the API', () => {
       await client.query('lock table audit_record in access exclusive mode');
       const made = exported(person, { sequence_id: 'long' });
       await untilBlocked(server.core.db, 1);
-      await ingest(tenant, [...some(1), ...some(2, { session_id: 'long' })]);
+      const events = [...some(1), ...some(2, { session_id: 'long' })];
+      await server.call(202, 'POST /v1/events/ingest', proxy, { events });
       await server.core.checkpoints.take(tenant.id, 'forensics');
       await client.query('rollback');
       const { manifest, bytes } = await made;
