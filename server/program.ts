@@ -130,7 +130,8 @@ export async function createProgram(parts: Parts): Promise<Program> {
     mountApi(server, buildRouter(services));
     registerIngest(app, {
       append: (tenantId, events) => services.actors.send(tenantId, { events }),
-      remember: (...args) => services.ledger.remember(...args),
+      remember: async (tenantId, all, more) =>
+        services.ledger.remember(tenantId, await services.decider.stated(tenantId, all), more),
       holders: (tenantId, ids) => services.holdQueries.holders(tenantId, ids),
       counted: services.ingested,
       authenticate: async (request, reply) => {

@@ -17,6 +17,8 @@ export interface ToolServerSettings {
   mode: DriftMode | null;
   trust: number | null;
   check_arguments: boolean;
+  /** The lines of the keys whose proxies state facts of its answers; empty: any. */
+  proxy_keys: string[];
 }
 
 export const ToolServer = defineEntity({
@@ -28,6 +30,7 @@ export const ToolServer = defineEntity({
     mode: p.enum(DRIFT_MODES).nullable(),
     trust: p.integer().nullable(),
     checkArguments: p.boolean(),
+    proxyKeys: p.array(),
     /** The person responsible for it. No decision depends on it. */
     ownerId: p.string().nullable(),
     proposal: p.json<Proposal<ToolServerSettings>>().columnType('jsonb').nullable(),

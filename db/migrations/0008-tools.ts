@@ -17,6 +17,8 @@ export class Tools extends Migration {
         mode text check (mode in (${list(DRIFT_MODES)})),
         trust integer,
         check_arguments boolean not null default false,
+        -- the lines of the keys of the proxies in front of it; empty: any
+        proxy_keys text[] not null default '{}',
         owner_id text collate "C",
         proposal jsonb,
         first_seen timestamptz(3) not null,

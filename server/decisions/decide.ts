@@ -48,7 +48,7 @@ import {
 } from './asking.ts';
 import type { Call, Calls } from './calls.ts';
 import type { Disputes } from './disputes.ts';
-import type { SessionLedger } from './ledger.ts';
+import { type Remembered, type SessionLedger, stated } from './ledger.ts';
 import type { Limits } from './limits.ts';
 import { getEvent } from './search.ts';
 
@@ -535,6 +535,14 @@ export class Decider {
         cause: error,
       });
     }
+  }
+
+  /** Of what proxies say of sessions, what they may say by the bundle in force. */
+  stated(tenantId: string, all: readonly Remembered[]): Promise<readonly Remembered[]> {
+    return stated(this.#db, tenantId, all, async () => {
+      const { engine } = await this.#load(tenantId);
+      return (source) => engine.sessions.declarationOf(source);
+    });
   }
 
   /** The engine for the bundle in force. The bundle is verified before use, as in a proxy. */

@@ -150,7 +150,7 @@ export async function ingest(
       const result = results[i]!;
       if (!('seq' in result)) continue;
       const { agent_id, session_id, event_id } = events[i]!.event;
-      (result.otherKey ? others : own).push({ agent_id, session_id, event_id, entries });
+      (result.otherKey ? others : own).push({ agent_id, session_id, event_id, entries, key_id: keyId });
     }
     if (others.length > 0) await deps.remember(tenantId, others, { replace: false });
     if (own.length > 0) await deps.remember(tenantId, own);

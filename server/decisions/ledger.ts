@@ -2,7 +2,7 @@ import type { EntityManager } from '@mikro-orm/postgresql';
 import { z } from 'zod';
 import { forgetEnded } from '../../db/forget.ts';
 import type { Database } from '../../db/index.ts';
-import { FACT_LIMITS, type LedgerRow, TRUST } from '../domain/session-facts.ts';
+import { CALL, FACT_LIMITS, type LedgerRow, TRUST } from '../domain/session-facts.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { KnownSession } from '../policy/evaluation/session.ts';
@@ -36,9 +36,60 @@ interface SessionOf {
 export interface Remembered extends SessionOf {
   entries: readonly z.infer<typeof LedgerEntryIn>[];
   reported?: boolean;
+  /** The key of the proxy that sent it. */
+  key_id?: string | undefined;
 }
 
 const DAY_MS = 24 * 3600 * 1000;
+/**
+ * Of what proxies say of sessions, what they may say: what is about a tool server that people bound to keys, or about a tool that
+ * such a server lists, counts only from one of its keys. `toolOf`: the tool and server of the declaration that an entry is from.
+ */
+export async function stated(
+  db: Database,
+  tenantId: string,
+  all: readonly Remembered[],
+  toolOf: () => Promise<(source: string) => { tool: string; server: string | null } | undefined>,
+): Promise<readonly Remembered[]> {
+  const bound = await db.query<{ id: string; proxy_keys: string[] }>(
+    tenantId,
+    `select id, proxy_keys from tool_server where tenant_id = $1 and proxy_keys <> '{}'`,
+    [tenantId],
+  );
+  if (bound.length === 0) return all;
+  const of = await toolOf();
+  type Entry = z.infer<typeof LedgerEntryIn>;
+  const about = ({ source, name, key }: Entry): { tool?: string; server: string | null } | undefined =>
+    source === TRUST ? { server: key } : source.startsWith(`${CALL}:`) ? { tool: name, server: key } : of(source);
+  const names = all.flatMap(({ entries }) => entries.flatMap((entry) => about(entry)?.tool ?? []));
+  const listed = await db.query<{ server: string; name: string }>(
+    tenantId,
+    'select server, name from tool where tenant_id = $1 and server = any($2) and name = any($3)',
+    [tenantId, bound.map(({ id }) => id), [...new Set(names)]],
+  );
+  const keys = await db.query<{ id: string; line_id: string }>(
+    tenantId,
+    'select id, line_id from api_key where tenant_id = $1 and id = any($2)',
+    [tenantId, [...new Set(all.flatMap(({ key_id }) => key_id ?? []))]],
+  );
+  const lines = new Map(keys.map(({ id, line_id }) => [id, line_id]));
+  return all.map((one) => {
+    const line = lines.get(one.key_id ?? '') ?? '';
+    const may = (entry: Entry) => {
+      const subject = about(entry);
+      // what nothing declares may be declared tomorrow
+      if (!subject) return false;
+      const { tool, server } = subject;
+      const judges = bound.filter(
+        ({ id }) => id === server || listed.some((row) => row.server === id && row.name === tool),
+      );
+      const own = judges.filter(({ id }) => id === server);
+      return judges.length === 0 || (own.length > 0 ? own : judges).some(({ proxy_keys }) => proxy_keys.includes(line));
+    };
+    return { ...one, entries: one.entries.filter(may) };
+  });
+}
+
 /** Which entries of a session are known: the newest, but those about the least trusted servers first. */
 const FOREMOST = `(case when source = '${TRUST}' and jsonb_typeof(value) = 'number' then value::float8 end), observed_at desc, source, name, key`;
 

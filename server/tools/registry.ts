@@ -1,6 +1,7 @@
 import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
 import {
   Agent,
+  ApiKey,
   Member,
   type Proposal,
   Tool,
@@ -213,7 +214,8 @@ export class Tools {
         server = await em.findOneOrFail(ToolServer, { id }, { lockMode });
       }
       const before = settingsOf(server);
-      const after = { ...before, ...withoutUndefined(patch) };
+      const proxy_keys = patch.proxy_keys && (await linesOf(em, patch.proxy_keys));
+      const after = { ...before, ...withoutUndefined({ ...patch, proxy_keys }) };
       const same = canonicalJson(before) === canonicalJson(after);
       const owner = await this.#changeOwner(em, server, owner_id);
       if (same && owner === undefined) return;
@@ -224,6 +226,7 @@ export class Tools {
         server.mode = after.mode;
         server.trust = after.trust;
         server.checkArguments = after.check_arguments;
+        server.proxyKeys = after.proxy_keys;
       }
       await em.flush();
       await notify('tools', id);
@@ -394,12 +397,20 @@ async function lockTool(em: EntityManager, { server, name }: ToolId): Promise<To
 const sorted = (labels: readonly string[]) => [...new Set(labels)].sort();
 const words = (labels: readonly string[]) => labels.join(', ') || 'no labels';
 
-export function settingsOf({ mode, trust, checkArguments }: ToolServerRow): ToolServerSettings {
-  return { mode: mode ?? null, trust: trust ?? null, check_arguments: checkArguments };
+export function settingsOf({ mode, trust, checkArguments, proxyKeys }: ToolServerRow): ToolServerSettings {
+  return { mode: mode ?? null, trust: trust ?? null, check_arguments: checkArguments, proxy_keys: proxyKeys };
 }
 
-const settingsInWords = ({ mode, trust, check_arguments }: ToolServerSettings) =>
-  `mode ${mode ?? 'default'}, trust ${trust ?? 'none'}, arguments ${check_arguments ? 'checked' : 'not checked'}`;
+/** The lines of these keys, sorted: a rotated key states what the one that it replaces did. */
+async function linesOf(em: EntityManager, ids: readonly string[]): Promise<string[]> {
+  const keys = await em.find(ApiKey, { id: { $in: [...ids] } });
+  const at = ids.findIndex((id) => keys.every((key) => key.id !== id));
+  if (at >= 0) throw invalid(`/proxy_keys/${at}`, 'is not the id of an API key of this tenant');
+  return [...new Set(keys.map(({ lineId }) => lineId))].sort();
+}
+
+const settingsInWords = ({ mode, trust, check_arguments, proxy_keys }: ToolServerSettings) =>
+  `mode ${mode ?? 'default'}, trust ${trust ?? 'none'}, arguments ${check_arguments ? 'checked' : 'not checked'}, facts from ${proxy_keys.join(', ') || 'any proxy'}`;
 
 /** How strict a mode is; the default is between `warn` and `hold`. */
 const strictness = (mode: ToolServerSettings['mode']) => (mode === null ? 1.5 : DRIFT_MODES.indexOf(mode));
@@ -409,7 +420,9 @@ function loosens(before: ToolServerSettings, after: ToolServerSettings): boolean
   return (
     strictness(after.mode) < strictness(before.mode) ||
     before.trust !== after.trust ||
-    (before.check_arguments && !after.check_arguments)
+    (before.check_arguments && !after.check_arguments) ||
+    (before.proxy_keys.length > 0 &&
+      (after.proxy_keys.length === 0 || after.proxy_keys.some((key) => !before.proxy_keys.includes(key))))
   );
 }
 

@@ -119,6 +119,11 @@ const settings = {
     ),
   trust: z.int().min(0).max(100).nullable().describe('what policies read as trust of the server'),
   check_arguments: z.boolean().describe('proxies check the arguments of calls against the schema of the tool'),
+  proxy_keys: z
+    .array(z.string())
+    .describe(
+      'the API keys whose proxies may state facts of sessions about the server, each by the first of its line; empty: any proxy',
+    ),
 };
 
 const ServerOut = z
@@ -315,7 +320,7 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
       {
         summary: 'Change what happens to changed tools of a server',
         description:
-          'What is not named stays. The owner is a member whom others ask about its tools. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments) takes two people: the first one is kept as `proposal`.',
+          'What is not named stays. The owner is a member whom others ask about its tools. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments, more keys that state facts) takes two people: the first one is kept as `proposal`.',
         tag,
         problems: ['CONFLICT', 'SELF_APPROVAL'],
       },
@@ -326,6 +331,13 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
           mode: settings.mode.optional(),
           trust: settings.trust.optional(),
           check_arguments: settings.check_arguments.optional(),
+          proxy_keys: z
+            .array(text(100))
+            .max(50)
+            .optional()
+            .describe(
+              'ids of API keys: facts about this server, and about tools that it lists, then count only from proxies with one of these, or with a key that replaces one; empty: from any proxy',
+            ),
           owner_id: text(200)
             .nullable()
             .optional()

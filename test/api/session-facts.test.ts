@@ -1,6 +1,7 @@
 import { expect, test } from 'vitest';
 import { SessionLedger } from '../../server/decisions/ledger.ts';
 import { FACT_LIMITS } from '../../server/domain/session-facts.ts';
+import { pinned } from '../../server/domain/tool-definition.ts';
 import { sql } from '../helpers/api.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 import { enforce } from '../proxy/support.ts';
@@ -245,4 +246,52 @@ test('a proxy’s entries: bounded, once, the newest wins, and a bad one costs n
   const ledger = new SessionLedger(server.core.db, server.clock);
   await ledger.forget();
   expect(await sql(server, 'select 1 from session_fact where tenant_id = $1', [tenant.id])).toEqual([]);
+});
+
+test('what a proxy says about a server that is bound to keys counts only from one of them', async () => {
+  const { tenant, ask, facts } = await world();
+  const policy =
+    '@id("pay") permit(principal, action, resource == Tool::"pay") when { context.session.called.hasTag("verify_identity") };';
+  await enforce(server, tenant, 'pay', policy);
+  const keyOf = async (label: string) =>
+    (await server.call<{ id: string; key: string }>(201, 'POST /v1/keys', tenant.admin, { label, scopes: ['proxy'] }))
+      .body;
+  const [own, other] = [await keyOf('in front of it'), await keyOf('another')];
+  const definition = { name: 'verify_identity', inputSchema: { type: 'object' } };
+  await server.call(200, 'POST /v1/tools/observed', own, {
+    ...{ server: 'idp', complete: true },
+    tools: [{ name: 'verify_identity', pin: pinned('idp', definition).pin, definition }],
+  });
+  const now = (ms: number) => new Date(server.clock.now() + ms).toISOString();
+  let n = 0;
+  const say = async (by: { key: string }, tool_server: string, entry: object) => {
+    const event = {
+      ...{ event_id: `evt_b${n++}`, event_type: 'decision.allow', decision: 'allow', timestamp: now(0) },
+      ...{ proxy_id: 'p1', agent_id: 'bot-1', agent_role: 'clerk', session_id: 's' },
+      ...{ tool_name: 'verify_identity', tool_server },
+      session_facts: [{ value: true, observed_at: now(0), expires_at: now(3600_000), ...entry }],
+    };
+    await server.call(202, 'POST /v1/events/ingest', by, { events: [event] });
+  };
+  const called = (key: string) => ({ source: 'call:succeeded', name: 'verify_identity', key });
+  const trust = (value: number) => ({ source: 'trust', name: 'lowest_trust', key: 'idp', value });
+  const admin = await tenant.person('admin');
+  const bind = (status: number, proxy_keys: string[]) =>
+    server.call<{ proxy_keys: string[] }>(status, 'PUT /v1/tool-servers/idp', admin, {
+      proxy_keys,
+      reason: 'it is',
+    });
+  await bind(400, ['key_nobody']);
+  expect((await bind(200, [own.id])).body.proxy_keys).toEqual([own.id]);
+  await say(own, 'idp', trust(10));
+  // not by another server's name either, nor the trust of this one, nor what nothing declares
+  for (const key of ['idp', '', 'elsewhere']) await say(other, key, called(key));
+  await say(other, 'idp', trust(100));
+  await say(other, 'elsewhere', { source: 'f'.repeat(32), name: 'status', key: 'A' });
+  expect(await facts()).toMatchObject([{ source: 'trust', value: 10 }]);
+  expect((await ask('pay')).decision).toBe('deny');
+  // a key that replaces the one that is bound
+  const rotated = await server.call<{ key: string }>(201, `POST /v1/keys/${own.id}/rotate`, tenant.admin, {});
+  await say({ key: rotated.body.key }, 'idp', called('idp'));
+  expect((await ask('pay')).decision).toBe('allow');
 });

@@ -165,6 +165,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/users/{id}/left-behind": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List what a person set up that acts without them, and the releases that rest on their approval
+         * @description What ends, is paused or called into question if they are removed, besides their keys. Up to 1,000 of each.
+         */
+        get: operations["users-left"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/users/{id}/roles": {
         parameters: {
             query?: never;
@@ -197,7 +217,7 @@ export interface paths {
         post?: never;
         /**
          * Revoke a role
-         * @description Takes effect immediately. When a person stops being an admin, their keys, open invitations and pending settings changes end. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.
+         * @description Takes effect immediately. When a person stops being an admin, their keys, workload trusts, token issuers, open invitations and pending settings changes end, and their subscriptions are paused. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.
          */
         delete: operations["users-revoke"];
         options?: never;
@@ -217,7 +237,7 @@ export interface paths {
         post?: never;
         /**
          * Remove a person from the team
-         * @description Immediately ends the person’s roles, sessions and sign-in links, the keys that they created or are responsible for, and the invitations that they sent. A new invitation restores the same account. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.
+         * @description Immediately ends the person’s roles, sessions and sign-in links, the keys that they created or are responsible for, and the workload trusts, token issuers and invitations that they made, and pauses their subscriptions. `GET /v1/users/{id}/left-behind` lists these. A new invitation restores the same account. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.
          */
         delete: operations["users-remove"];
         options?: never;
@@ -423,7 +443,7 @@ export interface paths {
         put?: never;
         /**
          * Trust the tokens of a pipeline or another workload; the keys of the issuer are fetched immediately
-         * @description A token is taken if its issuer and audience are exactly these and it has every claim of `match`. Values are exact; `environment`, `ref`, `ref_path`, `job_workflow_ref`, `workflow_ref` and `ci_config_ref_uri` may end with `*` after `/`, `@`, `:` or `-`. A name needs the id beside it that nobody else can take (`repository_id`, `project_id`). So does a `sub`, except that of a Kubernetes service account, a SPIFFE id, or a single number, UUID or random id: at GitHub and GitLab each repository sets what its `sub` is made of.
+         * @description A token is taken if its issuer and audience are exactly these and it has every claim of `match`. Values are exact; `environment`, `ref`, `ref_path`, `job_workflow_ref`, `workflow_ref` and `ci_config_ref_uri` may end with `*` after `/`, `@`, `:` or `-`. A name needs the id beside it that nobody else can take (`repository_id`, `project_id`). So does a `sub`, except that of a Kubernetes service account, a SPIFFE id, or a single number, UUID or random id: at GitHub and GitLab each repository sets what its `sub` is made of. If approval is required, it needs a signed-in person and waits for a second one: until then no token is accepted.
          */
         post: operations["workloadTrust-create"];
         delete?: never;
@@ -670,7 +690,10 @@ export interface paths {
         };
         /** Read the issuers whose agent tokens the proxies accept */
         get: operations["tokenIssuers-get"];
-        /** Replace the list of token issuers; their keys are fetched immediately */
+        /**
+         * Replace the list of token issuers; their keys are fetched immediately
+         * @description If approval is required, a list that adds or changes an issuer needs a signed-in person, and waits for a second one: the answer then has the list as it was.
+         */
         put: operations["tokenIssuers-replace"];
         post?: never;
         delete?: never;
@@ -1183,7 +1206,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * List the rules of live policies that none of the decisions looked at has met
+         * List the rules of live policies that no decision has met lately
          * @description Looks through the newest 40,000 decisions of these days, and through the newest 10,000 of each kind that is not `allow`. `complete` says whether these were all. A record names at most 64 of the rules that matched.
          */
         get: operations["rules-unused"];
@@ -1659,7 +1682,7 @@ export interface paths {
         get?: never;
         /**
          * Change what happens to changed tools of a server
-         * @description What is not named stays. The owner is a member whom others ask about its tools. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments) takes two people: the first one is kept as `proposal`.
+         * @description What is not named stays. The owner is a member whom others ask about its tools. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments, more keys that state facts) takes two people: the first one is kept as `proposal`.
          */
         put: operations["tools-changeServer"];
         post?: never;
@@ -2395,7 +2418,7 @@ export interface paths {
         };
         /**
          * Count the decisions in a range by time and by field
-         * @description Without `since`, from the first record; without `until`, up to now. By the time of decision with `decided_since` or `decided_until`, else by that of receipt. Ranges with more than 5,000 candidates are estimated from 5,000 records that are spread evenly over the range: see `estimated`. The numbers of each decision over time are exact up to 50,000 of each that is not `allow`, as long as no other filter is set.
+         * @description Without `since`, from the first record; without `until`, up to now. Ranges with more than 5,000 candidates are estimated from 5,000 records that are spread evenly over the range: see `estimated`. The numbers of each decision over time are exact up to 50,000 of each that is not `allow`, as long as no other filter is set.
          */
         get: operations["events-counts"];
         put?: never;
@@ -2492,7 +2515,7 @@ export interface paths {
         };
         /**
          * Find something by a part of its name, or by its id
-         * @description At most 5 of each kind. By a part of the name, in capitals or not: policies, rules of live policies, holds that wait, agents, tools, and, for admins, people. By the whole id: holds, agents, sessions, traces, decisions and audit records. What has exactly this name or id comes first. By the whole hash: a record of a decision, among the newest 20,000. By `#` and a number: the record at that position.
+         * @description At most 5 of each kind. By a part of the name, in capitals or not: policies, rules of live policies, holds that wait, agents with keys or labels, tools, and, for admins, people. By the whole id: holds, sessions, traces, decisions and audit records. By the whole hash: a record of a decision, among the newest 20,000. By `#` and a number: the record at that position.
          */
         get: operations["find"];
         put?: never;
@@ -3213,7 +3236,7 @@ export interface paths {
         };
         /**
          * The decisions that match, as a CSV file
-         * @description With the filters of the list, the newest first, at most 10,000 decisions and 16 MiB. A file that does not have all of them says so in its name, in the header X-Svc-Incomplete, and in the line after the column names and the last one, which both begin with INCOMPLETE. Times are in UTC: `decided_at` by the clock of whoever decided, `received_at` by this server’s. `seq` and `hash` are the position in the chain and the hash as stored: a verification shows whether it is that of the record. Characters that cannot be seen are written out, and what a spreadsheet would take for a formula is preceded by an apostrophe. It has nothing of requests. Each call is in the audit log.
+         * @description With the filters of the list, the newest first, at most 10,000 decisions and 16 MiB. A file that does not have all of them says so in its name, in the header X-Svc-Incomplete, and in the line after the column names and the last one, which both begin with INCOMPLETE. Times are in UTC. Characters that cannot be seen are written out, and what a spreadsheet would take for a formula is preceded by an apostrophe. It has nothing of requests. Each call is in the audit log.
          */
         get: operations["get-v1-events-export"];
         put?: never;
@@ -3734,7 +3757,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** A proxy has been silent for more than three poll intervals, and did not say that it stops; not for one on a desktop */
+        /** A proxy has been silent for more than three poll intervals */
         post: operations["webhook-proxy-offline"];
         delete?: never;
         options?: never;
@@ -3912,23 +3935,6 @@ export interface webhooks {
         patch?: never;
         trace?: never;
     };
-    "settings.change_proposed": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /** A change that removes a safeguard waits for a second person */
-        post: operations["webhook-settings-change_proposed"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "subscription.disabled": {
         parameters: {
             query?: never;
@@ -4021,6 +4027,27 @@ export interface components {
             sessions: number;
             /** @description valid keys, which end when the person is removed */
             keys: number;
+        };
+        LeftBehind: {
+            /** @description they end */
+            workload_trust: {
+                id: string;
+                label: string;
+            }[];
+            /** @description those that they were the last to make or change: they end */
+            token_issuers: string[];
+            /** @description those that send where they chose: they are paused, and an admin who resumes one takes it over */
+            subscriptions: {
+                id: string;
+                destination_type: string;
+                active: boolean;
+            }[];
+            /** @description released holds that count their approval or report: they end as cancelled unless the others suffice */
+            releases: {
+                id: string;
+                agent_id: string;
+                action_summary: string;
+            }[];
         };
         Invited: {
             id: string;
@@ -4981,6 +5008,8 @@ export interface components {
             trust: number | null;
             /** @description proxies check the arguments of calls against the schema of the tool */
             check_arguments: boolean;
+            /** @description the API keys whose proxies may state facts of sessions about the server, each by the first of its line; empty: any proxy */
+            proxy_keys: string[];
             /** @description the person who answers for the server */
             owner_id: string | null;
             /** Format: date-time */
@@ -5003,6 +5032,8 @@ export interface components {
                     trust: number | null;
                     /** @description proxies check the arguments of calls against the schema of the tool */
                     check_arguments: boolean;
+                    /** @description the API keys whose proxies may state facts of sessions about the server, each by the first of its line; empty: any proxy */
+                    proxy_keys: string[];
                 };
             } | null;
             /** @description how many tools, by status */
@@ -5156,7 +5187,7 @@ export interface components {
                 /** Format: date-time */
                 at: string;
             }[];
-            /** @description people who owned or created a key of the agent, or created the key that opened it; not shown to agent keys */
+            /** @description people who owned or created a key of the agent, changed a token issuer that may name it, or created the key that opened it; not shown to agent keys */
             barred_voters?: string[];
             session_id?: string;
             notify_targets: string[];
@@ -5309,6 +5340,9 @@ export interface components {
                 /** @description base URL of the Approve and Deny links; this server when absent */
                 app_url?: string;
             };
+            created_by: string;
+            /** @description who made it, last changed its address, or took it over: it is paused when they are no longer an admin */
+            owner_id: string;
             /** Format: date-time */
             created_at: string;
             /** Format: date-time */
@@ -5581,14 +5615,14 @@ export interface components {
             session_id: string;
             method: string;
             proxy_id: string;
-            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
-            timestamp: string;
             evaluation_us: number;
             /**
              * Format: date-time
              * @description when the control plane received it
              */
             created_at: string;
+            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
+            timestamp: string;
             rule_id?: string;
             escrow_id?: string;
             outcome?: string;
@@ -5711,8 +5745,6 @@ export interface components {
             session_id: string;
             method: string;
             proxy_id: string;
-            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
-            timestamp: string;
             evaluation_us: number;
             /**
              * Format: date-time
@@ -5837,7 +5869,7 @@ export interface components {
                 };
                 /**
                  * Format: date-time
-                 * @description of those looked at, the first, by the time that is asked for
+                 * @description of those looked at, the first
                  */
                 first_at: string;
                 /**
@@ -5868,8 +5900,6 @@ export interface components {
             session_id: string;
             method: string;
             proxy_id: string;
-            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
-            timestamp: string;
             evaluation_us: number;
             /**
              * Format: date-time
@@ -5921,6 +5951,8 @@ export interface components {
             key_id?: string;
             proxy_seq?: number;
             source_ip?: string;
+            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
+            timestamp: string;
             total_latency_ms?: number;
             confidence?: number;
             /** @description the policy engine, and the version of the mapping and settling around it */
@@ -5999,7 +6031,7 @@ export interface components {
             projection: {
                 [key: string]: unknown;
             } | null;
-            /** @description false: what is stored is not what the record commits to, and is not shown */
+            /** @description false: what is stored is not what the record commits to, or is gone before its retention ends; it is not shown */
             intact: boolean;
             /** @description the paths whose values were replaced; null without masks */
             masks: string[] | null;
@@ -6600,26 +6632,6 @@ export interface components {
             actor_id: string;
             reason?: string;
         };
-        SettingsChangePayload: {
-            /** @description the type of the event */
-            event: string;
-            /** @description the same in every delivery of this event */
-            event_id: string;
-            tenant_id: string;
-            /** Format: date-time */
-            created_at: string;
-            /**
-             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
-             * @constant
-             */
-            test?: true;
-            change_id: string;
-            /** @description the names of what it would change */
-            settings: string[];
-            /** @description who did it: the id of a person, of a key or of the system */
-            actor_id: string;
-            reason: string;
-        };
         SubscriptionDisabledPayload: {
             /** @description the type of the event */
             event: string;
@@ -7078,9 +7090,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-t8v1u7",
+                     *       "tenant_id": "t1-p52ln9",
                      *       "user": {
-                     *         "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *         "id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -7175,14 +7187,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8hg8kth7kmgv3bbhdfqy89a",
+                     *           "id": "ses_01m8hzvcda7v98s1msx78p43xd",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T16:36:54.737Z",
-                     *           "last_seen_at": "2026-11-28T16:36:54.737Z",
-                     *           "expires_at": "2026-11-29T16:36:54.737Z"
+                     *           "created_at": "2026-11-28T21:09:18.378Z",
+                     *           "last_seen_at": "2026-11-28T21:09:18.378Z",
+                     *           "expires_at": "2026-11-29T21:09:18.378Z"
                      *         }
                      *       ]
                      *     }
@@ -7292,14 +7304,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8hg8kth7kmgv3bbhdfqy89a",
+                     *           "id": "ses_01m8hzvcda7v98s1msx78p43xd",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T16:36:54.737Z",
-                     *           "last_seen_at": "2026-11-28T16:36:54.737Z",
-                     *           "expires_at": "2026-11-29T16:36:54.737Z"
+                     *           "created_at": "2026-11-28T21:09:18.378Z",
+                     *           "last_seen_at": "2026-11-28T21:09:18.378Z",
+                     *           "expires_at": "2026-11-29T21:09:18.378Z"
                      *         }
                      *       ]
                      *     }
@@ -7418,7 +7430,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -7426,13 +7438,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T16:36:54.221Z",
+                     *           "created_at": "2026-11-28T21:09:18.238Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -7440,8 +7452,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T16:36:54.628Z",
-                     *           "last_login": "2026-11-28T16:36:54.737Z",
+                     *           "created_at": "2026-11-28T21:09:18.335Z",
+                     *           "last_login": "2026-11-28T21:09:18.378Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -7490,7 +7502,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *       "id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -7498,13 +7510,59 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-28T16:36:54.628Z",
-                     *       "last_login": "2026-11-28T16:36:54.737Z",
+                     *       "created_at": "2026-11-28T21:09:18.335Z",
+                     *       "last_login": "2026-11-28T21:09:18.378Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
                      */
                     "application/json": components["schemas"]["User"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "users-left": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "workload_trust": [],
+                     *       "token_issuers": [],
+                     *       "subscriptions": [
+                     *         {
+                     *           "id": "sub_01m8hzvf17wtag1vh0dw8dcpwz",
+                     *           "destination_type": "webhook",
+                     *           "active": false
+                     *         }
+                     *       ],
+                     *       "releases": []
+                     *     }
+                     */
+                    "application/json": components["schemas"]["LeftBehind"];
                 };
             };
             400: components["responses"]["VALIDATION_FAILED"];
@@ -7573,6 +7631,7 @@ export interface operations {
         parameters: {
             query?: {
                 reason?: string;
+                take_over?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -7612,6 +7671,7 @@ export interface operations {
         parameters: {
             query?: {
                 reason?: string;
+                take_over?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -7671,14 +7731,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m8hg8sb1wtvqd6g30efhx1q6",
+                     *           "id": "inv_01m8hzvf0najnmbsngqcx36c05",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-28T16:37:00.385Z",
-                     *           "sent_at": "2026-11-28T16:37:00.385Z",
-                     *           "expires_at": "2026-12-05T16:37:00.385Z"
+                     *           "created_at": "2026-11-28T21:09:21.045Z",
+                     *           "sent_at": "2026-11-28T21:09:21.045Z",
+                     *           "expires_at": "2026-12-05T21:09:21.045Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -7950,25 +8010,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m8hg8rrsse3fbgdy7zt9b3ny",
+                     *           "id": "key_01m8hzvev9bwqskt1p590n0fg4",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
-                     *           "created_at": "2026-11-28T16:36:59.806Z"
+                     *           "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *           "created_at": "2026-11-28T21:09:20.878Z"
                      *         },
                      *         {
-                     *           "id": "key_01m8hg8kps54d48148g14a4y3t",
+                     *           "id": "key_01m8hzvcbsd1vad3k8g827k35b",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *           "created_at": "2026-11-28T16:36:54.618Z",
-                     *           "last_used_at": "2026-11-28T16:36:55.032Z"
+                     *           "created_by": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *           "created_at": "2026-11-28T21:09:18.329Z",
+                     *           "last_used_at": "2026-11-28T21:09:18.523Z"
                      *         }
                      *       ]
                      *     }
@@ -8025,14 +8085,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m8hg98tw09tyw4ay3749wcq1",
+                     *       "id": "key_01m8hzvk0fgyrky03etrzrkkqh",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-28T16:37:16.255Z"
+                     *       "created_at": "2026-11-28T21:09:25.135Z"
                      *     }
                      */
                     "application/json": {
@@ -8181,24 +8241,24 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8hg8rv9syaz83p1paq51hrh",
+                     *           "id": "agk_01m8hzvexfx2qjgvpt7jcsbg3e",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "owner_id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T16:36:59.883Z",
+                     *           "created_at": "2026-11-28T21:09:20.943Z",
                      *           "last_used_by": null
                      *         },
                      *         {
-                     *           "id": "agk_01m8hg8kxtrmkakt106bs3f4nk",
+                     *           "id": "agk_01m8hzvce0w1v742vt05ywv7qa",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "owner_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T16:36:54.847Z",
-                     *           "last_used_at": "2026-11-28T16:36:57.201Z",
+                     *           "created_at": "2026-11-28T21:09:18.403Z",
+                     *           "last_used_at": "2026-11-28T21:09:20.389Z",
                      *           "last_used_by": null
                      *         }
                      *       ]
@@ -8240,6 +8300,7 @@ export interface operations {
                     agent_id: string;
                     agent_role: string;
                     label?: string;
+                    /** @description the person who answers for the agent and does not vote on its holds; default: the caller. Required of a key that belongs to no person */
                     owner_id?: string;
                     expires_at?: string;
                 };
@@ -8257,13 +8318,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m8hg98ywcjxxv2smvnyqy8dx",
+                     *       "id": "agk_01m8hzvk1ark5zs1118rjff1yx",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *       "created_at": "2026-11-28T16:37:16.387Z"
+                     *       "owner_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *       "created_at": "2026-11-28T21:09:25.162Z"
                      *     }
                      */
                     "application/json": {
@@ -8411,7 +8472,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-t8v1u7",
+                     *       "audience": "https://control.example/tenants/t1-p52ln9",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -8427,7 +8488,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-28T16:37:01.009Z",
+                     *           "created_at": "2026-11-28T21:09:21.213Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -8471,7 +8532,8 @@ export interface operations {
                  *       "scopes": [
                  *         "policies:read",
                  *         "policies:write"
-                 *       ]
+                 *       ],
+                 *       "reason": "as agreed"
                  *     }
                  */
                 "application/json": {
@@ -8485,6 +8547,8 @@ export interface operations {
                     };
                     scopes: ("policies:read" | "policies:write" | "policies:submit")[];
                     policies?: string;
+                    /** @description why; it goes into the audit log */
+                    reason?: string;
                 };
             };
         };
@@ -8498,12 +8562,37 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["WorkloadTrust"];
+                    "application/json": {
+                        id: string;
+                        label: string;
+                        /** @description the exact `iss` of the tokens */
+                        issuer: string;
+                        /** @description the exact `aud` of the tokens */
+                        audience: string;
+                        jwks_uri: string | null;
+                        /** @description the claims that a token must have, all of them */
+                        match: {
+                            [key: string]: string;
+                        };
+                        scopes: ("policies:read" | "policies:write" | "policies:submit")[];
+                        /** @description the policies that it reaches; null for all */
+                        policies: string | null;
+                        created_by: string | null;
+                        /** Format: date-time */
+                        created_at: string;
+                        /** Format: date-time */
+                        last_used_at?: string;
+                        /** @description restored from a backup and not confirmed since: it is not in force */
+                        unconfirmed: boolean;
+                        /** @description the change under `/v1/settings/changes` that waits for a second person; null if it was applied */
+                        waiting: string | null;
+                    };
                 };
             };
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            409: components["responses"]["CONFLICT"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
@@ -8568,25 +8657,25 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
                      *       ],
                      *       "keys": [
                      *         {
-                     *           "id": "agk_01m8hg8rv9syaz83p1paq51hrh",
+                     *           "id": "agk_01m8hzvexfx2qjgvpt7jcsbg3e",
                      *           "kind": "agent_key",
                      *           "name": "agent-2",
                      *           "ended": false
                      *         },
                      *         {
-                     *           "id": "key_01m8hg8rrsse3fbgdy7zt9b3ny",
+                     *           "id": "key_01m8hzvev9bwqskt1p590n0fg4",
                      *           "kind": "api_key",
                      *           "name": "k",
                      *           "ended": false
@@ -8831,11 +8920,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m8hg8srnabkeevmr9j2d9wpp",
+                     *           "id": "stc_01m8hzvf3rkjr9y5qw5bxztn24",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
-                     *           "created_at": "2026-11-28T16:37:00.821Z",
+                     *           "proposed_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *           "created_at": "2026-11-28T21:09:21.144Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -8990,7 +9079,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-t8v1u7"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-p52ln9"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -9374,11 +9463,16 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "token_issuers": []
+                     *       "token_issuers": [],
+                     *       "changed_by": {}
                      *     }
                      */
                     "application/json": {
                         token_issuers: components["schemas"]["TokenIssuer"][];
+                        /** @description by issuer: who made or changed the entry, the last one last; they do not vote on holds of the agents that it may name */
+                        changed_by: {
+                            [key: string]: string[];
+                        };
                     };
                 };
             };
@@ -9446,12 +9540,19 @@ export interface operations {
                 content: {
                     "application/json": {
                         token_issuers: components["schemas"]["TokenIssuer"][];
+                        /** @description by issuer: who made or changed the entry, the last one last; they do not vote on holds of the agents that it may name */
+                        changed_by: {
+                            [key: string]: string[];
+                        };
+                        /** @description the change under `/v1/settings/changes` that waits for a second person; null if it was applied */
+                        waiting: string | null;
                     };
                 };
             };
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            409: components["responses"]["CONFLICT"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
@@ -9497,9 +9598,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *           "created_at": "2026-11-28T16:36:55.039Z",
-                     *           "updated_at": "2026-11-28T16:37:01.603Z",
+                     *           "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *           "created_at": "2026-11-28T21:09:18.534Z",
+                     *           "updated_at": "2026-11-28T21:09:21.583Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -9594,9 +9695,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *       "created_at": "2026-11-28T16:37:15.058Z",
-                     *       "updated_at": "2026-11-28T16:37:15.058Z",
+                     *       "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *       "created_at": "2026-11-28T21:09:24.691Z",
+                     *       "updated_at": "2026-11-28T21:09:24.691Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -10137,9 +10238,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *       "created_at": "2026-11-28T16:36:55.039Z",
-                     *       "updated_at": "2026-11-28T16:37:01.603Z",
+                     *       "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *       "created_at": "2026-11-28T21:09:18.534Z",
+                     *       "updated_at": "2026-11-28T21:09:21.583Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -10147,28 +10248,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *           "created_at": "2026-11-28T16:37:01.603Z",
+                     *           "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *           "created_at": "2026-11-28T21:09:21.583Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *           "created_at": "2026-11-28T16:36:55.039Z",
+                     *           "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *           "created_at": "2026-11-28T21:09:18.534Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *             "decided_at": "2026-11-28T16:36:56.969Z"
+                     *             "decided_by": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *             "decided_at": "2026-11-28T21:09:20.317Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *               "decided_at": "2026-11-28T16:36:56.969Z"
+                     *               "decided_by": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *               "decided_at": "2026-11-28T21:09:20.317Z"
                      *             }
                      *           ]
                      *         }
@@ -10351,9 +10452,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *       "created_at": "2026-11-28T16:36:55.039Z",
-                     *       "updated_at": "2026-11-28T16:37:15.759Z",
+                     *       "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *       "created_at": "2026-11-28T21:09:18.534Z",
+                     *       "updated_at": "2026-11-28T21:09:24.992Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -10785,20 +10886,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *       "created_at": "2026-11-28T16:36:55.039Z",
+                     *       "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *       "created_at": "2026-11-28T21:09:18.534Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *         "decided_at": "2026-11-28T16:36:56.969Z"
+                     *         "decided_by": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *         "decided_at": "2026-11-28T21:09:20.317Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *           "decided_at": "2026-11-28T16:36:56.969Z"
+                     *           "decided_by": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *           "decided_at": "2026-11-28T21:09:20.317Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -11337,7 +11438,7 @@ export interface operations {
                      * @example {
                      *       "questions": [
                      *         {
-                     *           "id": "qst_01m8hg8t6yywjbb8xmg5pgd0pm",
+                     *           "id": "qst_01m8hzvf8gvqzv79f3888evphx",
                      *           "name": "kept",
                      *           "request": {
                      *             "agent_id": "agent-1",
@@ -11345,8 +11446,8 @@ export interface operations {
                      *             "action_type": "tool_call",
                      *             "tool_name": "read"
                      *           },
-                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
-                     *           "created_at": "2026-11-28T16:37:01.278Z"
+                     *           "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *           "created_at": "2026-11-28T21:09:21.296Z"
                      *         }
                      *       ]
                      *     }
@@ -11519,7 +11620,7 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T16:37:01.603Z",
+                     *           "written_at": "2026-11-28T21:09:21.583Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -11572,12 +11673,12 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T16:37:01.603Z"
+                     *           "written_at": "2026-11-28T21:09:21.583Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-29T16:37:04.674Z",
+                     *       "since": "2026-10-29T21:09:22.296Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -11766,16 +11867,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-29T16:37:00.630Z",
-                     *         "to": "2026-11-28T16:37:00.630Z"
+                     *         "from": "2026-10-29T21:09:21.109Z",
+                     *         "to": "2026-11-28T21:09:21.109Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-28T16:37:00.630Z",
+                     *       "created_at": "2026-11-28T21:09:21.109Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-28T16:37:00.630Z",
+                     *       "finished_at": "2026-11-28T21:09:21.109Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -11934,16 +12035,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-29T16:37:00.630Z",
-                     *             "to": "2026-11-28T16:37:00.630Z"
+                     *             "from": "2026-10-29T21:09:21.109Z",
+                     *             "to": "2026-11-28T21:09:21.109Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-28T16:37:00.630Z",
+                     *           "created_at": "2026-11-28T21:09:21.109Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-28T16:37:00.630Z",
+                     *           "finished_at": "2026-11-28T21:09:21.109Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -12035,8 +12136,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *             "created_at": "2026-11-28T16:36:59.419Z",
+                     *             "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *             "created_at": "2026-11-28T21:09:20.805Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -12097,8 +12198,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *         "created_at": "2026-11-28T16:36:59.419Z",
+                     *         "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *         "created_at": "2026-11-28T21:09:20.805Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -12113,8 +12214,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *           "created_at": "2026-11-28T16:36:59.419Z",
+                     *           "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *           "created_at": "2026-11-28T21:09:20.805Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12127,8 +12228,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
-                     *           "created_at": "2026-11-28T16:36:58.955Z",
+                     *           "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *           "created_at": "2026-11-28T21:09:20.755Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12452,10 +12553,6 @@ export interface operations {
                     spooled_events?: number;
                     /** Format: date-time */
                     started_at?: string;
-                    /** @description it wraps MCP servers for one client, such as a desktop application, and ends with it */
-                    desktop?: boolean;
-                    /** @description the last report: the proxy is stopping, and will not be missed */
-                    stopping?: boolean;
                     /** @description the ids of the agent keys that it took since its last report */
                     agent_keys?: string[];
                 };
@@ -12519,7 +12616,6 @@ export interface operations {
                         proxies: number;
                         /** @description of those, the ones that enforce the newest bundle */
                         current: number;
-                        /** @description without those on desktops, and those that said that they stop */
                         silent: number;
                         poll_seconds: number;
                     };
@@ -12559,10 +12655,10 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m8hg8kps54d48148g14a4y3t",
-                     *           "first_seen_at": "2026-11-28T16:37:01.415Z",
-                     *           "last_seen_at": "2026-11-28T16:37:01.415Z",
-                     *           "state": "alive",
+                     *           "key_id": "key_01m8hzvcbsd1vad3k8g827k35b",
+                     *           "first_seen_at": "2026-11-28T21:09:21.514Z",
+                     *           "last_seen_at": "2026-11-28T21:09:21.514Z",
+                     *           "stale": false,
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
                      *         }
@@ -12580,19 +12676,14 @@ export interface operations {
                             spooled_events?: number;
                             /** Format: date-time */
                             started_at?: string;
-                            /** @description it wraps MCP servers for one client, such as a desktop application, and ends with it */
-                            desktop?: boolean;
                             /** @description the key that it reported with */
                             key_id: string;
                             /** Format: date-time */
                             first_seen_at: string;
                             /** Format: date-time */
                             last_seen_at: string;
-                            /**
-                             * @description silent: for three poll intervals; stopped: it said so when it ended
-                             * @enum {string}
-                             */
-                            state: "alive" | "silent" | "stopped";
+                            /** @description silent for three poll intervals */
+                            stale: boolean;
                             /** @description enforces the newest bundle; null if it reported no bundle known to the server */
                             up_to_date: boolean | null;
                             /** @description when the bundle that it enforces was built; null if it reported no bundle known to the server */
@@ -12636,7 +12727,7 @@ export interface operations {
                      *           "bundle_hash": null,
                      *           "bundle_seq": null,
                      *           "built_at": null,
-                     *           "since": "2026-11-28T16:37:01.398Z",
+                     *           "since": "2026-11-28T21:09:21.476Z",
                      *           "until": null,
                      *           "lag_seconds": null,
                      *           "change": null
@@ -12717,18 +12808,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8hg8kxtrmkakt106bs3f4nk",
-                     *           "key_hash": "sha256:bed0e26f37dbaf0842a6c47b363afe5cd71f6cfc7d3496afcf6a94c38a3d552f",
+                     *           "id": "agk_01m8hzvce0w1v742vt05ywv7qa",
+                     *           "key_hash": "sha256:753e20c69769b2ede7b0893ef357cf2c686cab49bcc0382c6fc007fa65f06792",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hg8kad0009ykj550p4e31v"
+                     *           "owner_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14"
                      *         },
                      *         {
-                     *           "id": "agk_01m8hg8rv9syaz83p1paq51hrh",
-                     *           "key_hash": "sha256:f3dcd57e10f549cb36b1bf092f552521701d49370877e7fef9119f8ffcb4791a",
+                     *           "id": "agk_01m8hzvexfx2qjgvpt7jcsbg3e",
+                     *           "key_hash": "sha256:2bad74946d2d18b36abc8cfcfaf585350bc94e2b5b15c1ead103ed6fc2f1e404",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hg8kq42677kk6qh1ga73tw"
+                     *           "owner_id": "usr_01m8hzvcbzks8b9p7en8rqamzd"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -12879,8 +12970,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-28T16:36:58.557Z",
-                     *           "last_seen": "2026-11-28T16:36:58.557Z"
+                     *           "first_seen": "2026-11-28T21:09:20.711Z",
+                     *           "last_seen": "2026-11-28T21:09:20.711Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -12977,8 +13068,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-28T16:36:58.557Z",
-                     *       "last_seen": "2026-11-28T16:36:58.557Z",
+                     *       "first_seen": "2026-11-28T21:09:20.711Z",
+                     *       "last_seen": "2026-11-28T21:09:20.711Z",
                      *       "owner_id": null,
                      *       "approved": null,
                      *       "shown": {
@@ -13010,9 +13101,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-28T16:36:58.557Z",
-                     *           "last_seen": "2026-11-28T16:36:58.557Z",
-                     *           "reported_by": "key_01m8hg8kps54d48148g14a4y3t",
+                     *           "first_seen": "2026-11-28T21:09:20.711Z",
+                     *           "last_seen": "2026-11-28T21:09:20.711Z",
+                     *           "reported_by": "key_01m8hzvcbsd1vad3k8g827k35b",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -13331,9 +13422,10 @@ export interface operations {
                      *           "mode": "default",
                      *           "trust": null,
                      *           "check_arguments": false,
+                     *           "proxy_keys": [],
                      *           "owner_id": null,
-                     *           "first_seen": "2026-11-28T16:36:58.557Z",
-                     *           "last_seen": "2026-11-28T16:36:58.557Z",
+                     *           "first_seen": "2026-11-28T21:09:20.711Z",
+                     *           "last_seen": "2026-11-28T21:09:20.711Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -13392,6 +13484,8 @@ export interface operations {
                     trust?: number | null;
                     /** @description proxies check the arguments of calls against the schema of the tool */
                     check_arguments?: boolean;
+                    /** @description ids of API keys: facts about this server, and about tools that it lists, then count only from proxies with one of these, or with a key that replaces one; empty: from any proxy */
+                    proxy_keys?: string[];
                     /** @description the person who answers for the server; takes no second person, for nothing is decided by it */
                     owner_id?: string | null;
                     /** @description why; it goes into the audit log */
@@ -13458,7 +13552,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-28T16:37:01.380Z",
+                     *           "last_seen": "2026-11-28T21:09:21.457Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -13524,10 +13618,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-28T16:37:01.380Z",
+                     *       "last_seen": "2026-11-28T21:09:21.457Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m8hg8kad0009ykj550p4e31v"
+                     *         "usr_01m8hzvc8yrj3nfxrdjwve8c14"
                      *       ]
                      *     }
                      */
@@ -13632,11 +13726,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
+                     *           "id": "esc_01m8hzvejatcfv0wy0ccahh07d",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m8hg8kxtrmkakt106bs3f4nk",
+                     *           "opened_by": "agk_01m8hzvce0w1v742vt05ywv7qa",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -13658,8 +13752,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-28T17:36:58.011Z",
-                     *           "created_at": "2026-11-28T16:36:58.011Z",
+                     *           "expires_at": "2026-11-28T22:09:20.586Z",
+                     *           "created_at": "2026-11-28T21:09:20.586Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -13673,10 +13767,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m8hg8kad0009ykj550p4e31v"
+                     *             "usr_01m8hzvc8yrj3nfxrdjwve8c14"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:0070fbc9665f822dcc1313753381cddcdb2e440c2feccb166d2888dd3cabcacb"
+                     *           "shown_hash": "sha256:3cb29d2b38352de8f0fa22beb08b06dcf237518a152a41288848c74678b0cfa6"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -13857,7 +13951,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-28T17:36:58.011Z"
+                     *           "next_expires_at": "2026-11-28T22:09:20.586Z"
                      *         }
                      *       ]
                      *     }
@@ -14045,7 +14139,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T16:37:08.133Z",
+                     *       "since": "2026-11-27T21:09:22.650Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -14101,11 +14195,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
+                     *       "id": "esc_01m8hzvejatcfv0wy0ccahh07d",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m8hg8kxtrmkakt106bs3f4nk",
+                     *       "opened_by": "agk_01m8hzvce0w1v742vt05ywv7qa",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -14127,8 +14221,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-28T17:36:58.011Z",
-                     *       "created_at": "2026-11-28T16:36:58.011Z",
+                     *       "expires_at": "2026-11-28T22:09:20.586Z",
+                     *       "created_at": "2026-11-28T21:09:20.586Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -14142,10 +14236,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m8hg8kad0009ykj550p4e31v"
+                     *         "usr_01m8hzvc8yrj3nfxrdjwve8c14"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:0070fbc9665f822dcc1313753381cddcdb2e440c2feccb166d2888dd3cabcacb"
+                     *       "shown_hash": "sha256:3cb29d2b38352de8f0fa22beb08b06dcf237518a152a41288848c74678b0cfa6"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -14501,15 +14595,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m8hg8szgk56j1hg4ntnaah37",
+                     *           "id": "stp_01m8hzvf6ah2q4qjsd470dkcrb",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
-                     *           "created_at": "2026-11-28T16:37:01.076Z",
+                     *           "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *           "created_at": "2026-11-28T21:09:21.244Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -14637,15 +14731,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m8hg8szgk56j1hg4ntnaah37",
+                     *       "id": "stp_01m8hzvf6ah2q4qjsd470dkcrb",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
-                     *       "created_at": "2026-11-28T16:37:01.076Z",
+                     *       "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *       "created_at": "2026-11-28T21:09:21.244Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -14656,7 +14750,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-28T16:37:01.415Z"
+                     *             "last_seen_at": "2026-11-28T21:09:21.514Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -14752,7 +14846,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8hg8sere65vgwfs26dk528t",
+                     *           "id": "sub_01m8hzvf17wtag1vh0dw8dcpwz",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -14763,8 +14857,10 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-28T16:37:00.504Z",
-                     *           "updated_at": "2026-11-28T16:37:00.504Z"
+                     *           "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *           "owner_id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *           "created_at": "2026-11-28T21:09:21.063Z",
+                     *           "updated_at": "2026-11-28T21:09:21.063Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -14828,7 +14924,7 @@ export interface operations {
                      * @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named
                      * @default []
                      */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
                     /** @default true */
                     active?: boolean;
                     destination_config?: {
@@ -14883,7 +14979,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m8hg8sere65vgwfs26dk528t",
+                     *       "id": "sub_01m8hzvf17wtag1vh0dw8dcpwz",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -14894,8 +14990,10 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-28T16:37:00.504Z",
-                     *       "updated_at": "2026-11-28T16:37:00.504Z"
+                     *       "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *       "owner_id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *       "created_at": "2026-11-28T21:09:21.063Z",
+                     *       "updated_at": "2026-11-28T21:09:21.063Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -14937,7 +15035,7 @@ export interface operations {
                     /** @description how long the previous secret remains valid after a new one is set; 24 hours when absent */
                     secret_overlap_seconds?: number;
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
                     destination_config?: {
                         app_url?: string;
@@ -15034,7 +15132,7 @@ export interface operations {
                     /** @description how long the previous secret remains valid after a new one is set; 24 hours when absent */
                     secret_overlap_seconds?: number;
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
                     destination_config?: {
                         app_url?: string;
@@ -15134,7 +15232,7 @@ export interface operations {
     "subscriptions-example": {
         parameters: {
             query: {
-                event_type: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test";
+                event_type: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test";
             };
             header?: never;
             path: {
@@ -15161,12 +15259,12 @@ export interface operations {
                      *         "x-svc-event": "escrow.created",
                      *         "x-svc-delivery": "dlv_example",
                      *         "x-svc-test": "true",
-                     *         "x-svc-signature": "t=1795883828,v1=da8ce5aafd21446f7d5635d30bcdf6ec247ed4405683576f42f3bbe27d9b053c",
+                     *         "x-svc-signature": "t=1795900162,v1=cb8894313b3242f747393057794494a889961f6d456bb3700f059602de671579",
                      *         "webhook-id": "oev_example",
-                     *         "webhook-timestamp": "1795883828",
-                     *         "webhook-signature": "v1,IwolUAvoYbWKk+hKy8kZgDbmxTDy16IU6QVGLskpiYI="
+                     *         "webhook-timestamp": "1795900162",
+                     *         "webhook-signature": "v1,xZ0Kjhh9A/0KOKJNYboqQoM60F5yr/WSmOlOlw1FF3g="
                      *       },
-                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-t8v1u7\",\"test\":true,\"created_at\":\"2026-11-28T16:37:08.973Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T17:37:08.973Z\",\"notify_targets\":[]}",
+                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-p52ln9\",\"test\":true,\"created_at\":\"2026-11-28T21:09:22.723Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T22:09:22.723Z\",\"notify_targets\":[]}",
                      *       "secret": "whsec_YW4gZXhhbXBsZSB0aGF0IGV2ZXJ5Ym9keSBrbm93cw=="
                      *     }
                      */
@@ -15211,7 +15309,7 @@ export interface operations {
                  */
                 "application/json": {
                     /** @enum {string} */
-                    event_type: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test";
+                    event_type: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test";
                 };
             };
         };
@@ -15270,8 +15368,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T16:37:09.163Z",
-                     *       "until": "2026-11-28T16:37:09.163Z",
+                     *       "since": "2026-11-27T21:09:22.733Z",
+                     *       "until": "2026-11-28T21:09:22.733Z",
                      *       "bucket_seconds": 3600,
                      *       "complete_since": null,
                      *       "delivered": 0,
@@ -15282,7 +15380,7 @@ export interface operations {
                      *       "p95_ms": null,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-27T16:00:00.000Z",
+                     *           "at": "2026-11-27T21:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15291,7 +15389,7 @@ export interface operations {
                      *           "p95_ms": null
                      *         },
                      *         {
-                     *           "at": "2026-11-27T17:00:00.000Z",
+                     *           "at": "2026-11-27T22:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15319,7 +15417,7 @@ export interface operations {
         parameters: {
             query?: {
                 status?: "retrying" | "delivered" | "failed";
-                event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test";
+                event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test";
                 since?: string;
                 until?: string;
                 limit?: number;
@@ -15346,8 +15444,8 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_3dk528t",
-                     *           "subscription_id": "sub_01m8hg8sere65vgwfs26dk528t",
+                     *           "id": "dlv_38dcpwz",
+                     *           "subscription_id": "sub_01m8hzvf17wtag1vh0dw8dcpwz",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "test": false,
@@ -15357,7 +15455,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-28T16:37:01.363Z",
+                     *           "created_at": "2026-11-28T21:09:21.445Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -15407,8 +15505,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_3dk528t",
-                     *       "subscription_id": "sub_01m8hg8sere65vgwfs26dk528t",
+                     *       "id": "dlv_38dcpwz",
+                     *       "subscription_id": "sub_01m8hzvf17wtag1vh0dw8dcpwz",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "test": false,
@@ -15418,7 +15516,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-28T16:37:01.363Z",
+                     *       "created_at": "2026-11-28T21:09:21.445Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -15534,7 +15632,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8hg8sere65vgwfs26dk528t",
+                     *           "id": "sub_01m8hzvf17wtag1vh0dw8dcpwz",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -15795,13 +15893,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8hg99a7rdnx17gf3fs8zgzj",
+                     *       "event_id": "evt_01m8hzvk2sgpttxw46y19f0qng",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:67bbe7313efa56c092b0d9ed4bc862bb54f940ac750adfd2e2fbb350d8036478",
+                     *       "bundle_hash": "sha256:11033aac4d45ad0b3a69a906d79b511b38b2c3637ad358acfdcead473f00b53f",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 371555
+                     *       "evaluation_us": 56494
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -15940,13 +16038,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8hg9a3j43brymp4th7vp907",
+                     *       "event_id": "evt_01m8hzvk5j9e4pbspdahctkhz8",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:67bbe7313efa56c092b0d9ed4bc862bb54f940ac750adfd2e2fbb350d8036478",
+                     *       "bundle_hash": "sha256:11033aac4d45ad0b3a69a906d79b511b38b2c3637ad358acfdcead473f00b53f",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 1244
+                     *       "evaluation_us": 324
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16084,11 +16182,11 @@ export interface operations {
                     /**
                      * @example {
                      *       "session_id": "session-1",
-                     *       "first_at": "2026-11-28T16:37:01.380Z",
-                     *       "last_at": "2026-11-28T16:37:01.380Z",
+                     *       "first_at": "2026-11-28T21:09:21.457Z",
+                     *       "last_at": "2026-11-28T21:09:21.457Z",
                      *       "entries": [
                      *         {
-                     *           "id": "event-18705-4",
+                     *           "id": "event-24220-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16101,11 +16199,11 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T16:37:01.380Z",
+                     *           "created_at": "2026-11-28T21:09:21.457Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         },
                      *         {
-                     *           "id": "event-18705-5",
+                     *           "id": "event-24220-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16118,7 +16216,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T16:37:01.380Z",
+                     *           "created_at": "2026-11-28T21:09:21.457Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         }
                      *       ],
@@ -16170,8 +16268,6 @@ export interface operations {
                 not_trace_id?: string[];
                 since?: string;
                 until?: string;
-                decided_since?: string;
-                decided_until?: string;
                 after?: string;
                 order?: "asc" | "desc";
                 limit?: number;
@@ -16195,7 +16291,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-18705-5",
+                     *           "id": "event-24220-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16207,12 +16303,11 @@ export interface operations {
                      *           "session_id": "session-1",
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
-                     *           "timestamp": "2026-01-31T12:00:00.000Z",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T16:37:01.380Z"
+                     *           "created_at": "2026-11-28T21:09:21.457Z"
                      *         },
                      *         {
-                     *           "id": "event-18705-4",
+                     *           "id": "event-24220-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16224,9 +16319,8 @@ export interface operations {
                      *           "session_id": "session-1",
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
-                     *           "timestamp": "2026-01-31T12:00:00.000Z",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T16:37:01.380Z"
+                     *           "created_at": "2026-11-28T21:09:21.457Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -16275,12 +16369,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T16:37:10.451Z",
-                     *       "until": "2026-11-28T16:37:10.451Z",
+                     *       "since": "2026-11-27T21:09:23.024Z",
+                     *       "until": "2026-11-28T21:09:23.024Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-27T16:37:10.451Z",
+                     *           "at": "2026-11-27T21:09:23.024Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16288,7 +16382,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-27T17:37:10.451Z",
+                     *           "at": "2026-11-27T22:09:23.024Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16299,7 +16393,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-28T16:37:01.380Z"
+                     *         "at": "2026-11-28T21:09:21.457Z"
                      *       }
                      *     }
                      */
@@ -16340,8 +16434,6 @@ export interface operations {
                 not_trace_id?: string[];
                 since?: string;
                 until?: string;
-                decided_since?: string;
-                decided_until?: string;
                 buckets?: number;
                 utc_offset?: number;
                 facets?: "all" | "none";
@@ -16363,8 +16455,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-28T16:36:58.420Z",
-                     *       "until": "2026-11-28T16:37:10.530Z",
+                     *       "since": "2026-11-28T21:09:20.665Z",
+                     *       "until": "2026-11-28T21:09:23.071Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -16375,7 +16467,7 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-28T16:36:58.000Z",
+                     *           "at": "2026-11-28T21:09:20.000Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16383,10 +16475,10 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-28T16:36:59.000Z",
-                     *           "allow": 0,
+                     *           "at": "2026-11-28T21:09:21.000Z",
+                     *           "allow": 1,
                      *           "allow_with_masking": 0,
-                     *           "deny": 0,
+                     *           "deny": 1,
                      *           "escrow": 0,
                      *           "rate_limited": 0
                      *         }
@@ -16487,8 +16579,6 @@ export interface operations {
                 not_trace_id?: string[];
                 since?: string;
                 until?: string;
-                decided_since?: string;
-                decided_until?: string;
                 /** @description the field whose values are counted */
                 by: "decision" | "tool_name" | "tool_server" | "agent_id" | "agent_role" | "rule_id" | "policy_id" | "session_id" | "proxy_id";
                 and?: "decision" | "tool_name" | "tool_server" | "agent_id" | "agent_role" | "rule_id" | "policy_id" | "session_id" | "proxy_id";
@@ -16525,8 +16615,8 @@ export interface operations {
                      *             "escrow": 0,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T16:37:01.380Z",
-                     *           "last_at": "2026-11-28T16:37:01.380Z"
+                     *           "first_at": "2026-11-28T21:09:21.457Z",
+                     *           "last_at": "2026-11-28T21:09:21.457Z"
                      *         },
                      *         {
                      *           "value": "pay",
@@ -16538,8 +16628,8 @@ export interface operations {
                      *             "escrow": 1,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T16:36:58.420Z",
-                     *           "last_at": "2026-11-28T16:36:58.420Z"
+                     *           "first_at": "2026-11-28T21:09:20.665Z",
+                     *           "last_at": "2026-11-28T21:09:20.665Z"
                      *         }
                      *       ],
                      *       "others": {
@@ -16582,7 +16672,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m8hg8p7wvsn9kd4evy69051v",
+                     *       "id": "evt_01m8hzvec6zka9hm0hg0y6mx4c",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -16594,32 +16684,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 1100778,
-                     *       "created_at": "2026-11-28T16:36:58.420Z",
+                     *       "evaluation_us": 250109,
+                     *       "created_at": "2026-11-28T21:09:20.665Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
-                     *       "key_id": "agk_01m8hg8kxtrmkakt106bs3f4nk",
+                     *       "escrow_id": "esc_01m8hzvejatcfv0wy0ccahh07d",
+                     *       "key_id": "agk_01m8hzvce0w1v742vt05ywv7qa",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-28T16:36:57.212Z",
+                     *       "timestamp": "2026-11-28T21:09:20.390Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:a33c6ce24b8df3714a0b8a9070c3a23b2962a197cad6c4d379b3fbc2c9584fa0",
-                     *       "input_hash": "sha256:b847df235e15aa3d98e052492edd681b0385f69b7a445f9def9a54f40defc7ea",
-                     *       "action_ref": "sha256:fcc1a2f266fd022131f0e3412731abab0d0cb6600a92319e14a440e187601f35",
-                     *       "trace_id": "6aabb3568b1d340a5c3e6025f8f0ccfe",
-                     *       "span_id": "eedef9c870ba2856",
+                     *       "ask_commit": "sha256:c8a2329a5ef2545404f795c7f75e26078593811c885fd7fccdb06a7fad48bf6b",
+                     *       "input_hash": "sha256:74f56920c2590f6e4204cc21b491c3289d971cc47a007cf2b02c75093d1f0657",
+                     *       "action_ref": "sha256:1bee0205ec400f77bc59fa94c8f48676542bc6aa44da2c9223abfdf8719b8966",
+                     *       "trace_id": "15416d3887cfa64e16fcae50a2c258eb",
+                     *       "span_id": "0a0a6ff783e8ade7",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:bc72ce1ec868b72b7b40436d12089ed47df17e3dcca64d34930a52d470b1aac2"
+                     *         "bundle_hash": "sha256:a111ac4183e282036613437f82a93a4422462bfdf8048cf73554e33df4ca8831"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "922f0200fc5921fc4134e1ce70c89cd14c293f7b0f5eb3961cebe840a737e137",
-                     *         "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
+                     *         "prev_hash": "5f1c1bc1fc02404adcfa6e02bab3599ea7684bfd770c2a1bfbf92814e1bd24b1",
+                     *         "hash": "eb8f9de92885b2d5fdd7e6835ecb8b57e6f36200875abb3aeebd5541bdd20a85",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -16660,7 +16750,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8hg8p7wvsn9kd4evy69051v",
+                     *       "event_id": "evt_01m8hzvec6zka9hm0hg0y6mx4c",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -16715,13 +16805,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8hg8p7wvsn9kd4evy69051v",
+                     *       "event_id": "evt_01m8hzvec6zka9hm0hg0y6mx4c",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T16:36:57.212Z",
-                     *         "owner": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *         "now": "2026-11-28T21:09:20.390Z",
+                     *         "owner": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -16730,8 +16820,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T16:36:57.212Z",
-                     *         "owner": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *         "now": "2026-11-28T21:09:20.390Z",
+                     *         "owner": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -16973,10 +17063,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
-                     *       "kid": "jhuqrRH5rSqyaWcZ-gLchDusVdd5FCtSWhrpVY-c8NY",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-t8v1u7/forensics\n2\nbed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01\n\n— control.test mWQQ20NFzX36ioDEh4Xtio9yBKiLdlc0iwnW545dggYUoZmImdmCDeH+fxrNeBAVKrxqfo576NOGFDPhU8W9/M1qNAA=\n",
-                     *       "created_at": "2026-11-28T16:36:59.974Z"
+                     *       "hash": "eb8f9de92885b2d5fdd7e6835ecb8b57e6f36200875abb3aeebd5541bdd20a85",
+                     *       "kid": "fTUnALHwkvBaFPUM2XvViC00Gg-waNkmBserxbxF6fE",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-p52ln9/forensics\n2\neb8f9de92885b2d5fdd7e6835ecb8b57e6f36200875abb3aeebd5541bdd20a85\n\n— control.test qRS4u3+uVIeuYWb9WQ+yvzclutZrQagbHOu1Q43GxfrQ5AKdNsekmh4oihWTvsig+0rdoRrdsbP79PUv4IdGn+3oNAQ=\n",
+                     *       "created_at": "2026-11-28T21:09:20.976Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -17019,10 +17109,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
-                     *           "kid": "jhuqrRH5rSqyaWcZ-gLchDusVdd5FCtSWhrpVY-c8NY",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-t8v1u7/forensics\n2\nbed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01\n\n— control.test mWQQ20NFzX36ioDEh4Xtio9yBKiLdlc0iwnW545dggYUoZmImdmCDeH+fxrNeBAVKrxqfo576NOGFDPhU8W9/M1qNAA=\n",
-                     *           "created_at": "2026-11-28T16:36:59.974Z"
+                     *           "hash": "eb8f9de92885b2d5fdd7e6835ecb8b57e6f36200875abb3aeebd5541bdd20a85",
+                     *           "kid": "fTUnALHwkvBaFPUM2XvViC00Gg-waNkmBserxbxF6fE",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-p52ln9/forensics\n2\neb8f9de92885b2d5fdd7e6835ecb8b57e6f36200875abb3aeebd5541bdd20a85\n\n— control.test qRS4u3+uVIeuYWb9WQ+yvzclutZrQagbHOu1Q43GxfrQ5AKdNsekmh4oihWTvsig+0rdoRrdsbP79PUv4IdGn+3oNAQ=\n",
+                     *           "created_at": "2026-11-28T21:09:20.976Z"
                      *         }
                      *       ]
                      *     }
@@ -17114,18 +17204,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-28T16:36:58.420Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5\",\"received_at\":\"2026-11-28T16:36:58.420Z\",\"seq\":1,\"tenant_id\":\"t1-t8v1u7\",\"v\":1}",
-                     *           "hash": "922f0200fc5921fc4134e1ce70c89cd14c293f7b0f5eb3961cebe840a737e137",
-                     *           "computed_hash": "922f0200fc5921fc4134e1ce70c89cd14c293f7b0f5eb3961cebe840a737e137"
+                     *           "received_at": "2026-11-28T21:09:20.665Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:a04623138a7acdf80451b763b223c90fc380cec47da2bfccc29df61d761c9586\",\"received_at\":\"2026-11-28T21:09:20.665Z\",\"seq\":1,\"tenant_id\":\"t1-p52ln9\",\"v\":1}",
+                     *           "hash": "5f1c1bc1fc02404adcfa6e02bab3599ea7684bfd770c2a1bfbf92814e1bd24b1",
+                     *           "computed_hash": "5f1c1bc1fc02404adcfa6e02bab3599ea7684bfd770c2a1bfbf92814e1bd24b1"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m8hg8p7wvsn9kd4evy69051v",
-                     *           "received_at": "2026-11-28T16:36:58.420Z",
-                     *           "line": "{\"action_ref\":\"sha256:fcc1a2f266fd022131f0e3412731abab0d0cb6600a92319e14a440e187601f35\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:a33c6ce24b8df3714a0b8a9070c3a23b2962a197cad6c4d379b3fbc2c9584fa0\",\"bundle_hash\":\"sha256:bc72ce1ec868b72b7b40436d12089ed47df17e3dcca64d34930a52d470b1aac2\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8hg8q0v1kxrqth69vpnzdyz\",\"evaluation_us\":1100778,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8hg8p7wvsn9kd4evy69051v\",\"input_hash\":\"sha256:b847df235e15aa3d98e052492edd681b0385f69b7a445f9def9a54f40defc7ea\",\"key_id\":\"agk_01m8hg8kxtrmkakt106bs3f4nk\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T16:36:58.420Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"eedef9c870ba2856\",\"tenant_id\":\"t1-t8v1u7\",\"timestamp\":\"2026-11-28T16:36:57.212Z\",\"tool_name\":\"pay\",\"trace_id\":\"6aabb3568b1d340a5c3e6025f8f0ccfe\",\"v\":1}",
-                     *           "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
-                     *           "computed_hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01"
+                     *           "id": "evt_01m8hzvec6zka9hm0hg0y6mx4c",
+                     *           "received_at": "2026-11-28T21:09:20.665Z",
+                     *           "line": "{\"action_ref\":\"sha256:1bee0205ec400f77bc59fa94c8f48676542bc6aa44da2c9223abfdf8719b8966\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:c8a2329a5ef2545404f795c7f75e26078593811c885fd7fccdb06a7fad48bf6b\",\"bundle_hash\":\"sha256:a111ac4183e282036613437f82a93a4422462bfdf8048cf73554e33df4ca8831\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8hzvejatcfv0wy0ccahh07d\",\"evaluation_us\":250109,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8hzvec6zka9hm0hg0y6mx4c\",\"input_hash\":\"sha256:74f56920c2590f6e4204cc21b491c3289d971cc47a007cf2b02c75093d1f0657\",\"key_id\":\"agk_01m8hzvce0w1v742vt05ywv7qa\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T21:09:20.665Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"0a0a6ff783e8ade7\",\"tenant_id\":\"t1-p52ln9\",\"timestamp\":\"2026-11-28T21:09:20.390Z\",\"tool_name\":\"pay\",\"trace_id\":\"15416d3887cfa64e16fcae50a2c258eb\",\"v\":1}",
+                     *           "hash": "eb8f9de92885b2d5fdd7e6835ecb8b57e6f36200875abb3aeebd5541bdd20a85",
+                     *           "computed_hash": "eb8f9de92885b2d5fdd7e6835ecb8b57e6f36200875abb3aeebd5541bdd20a85"
                      *         }
                      *       ]
                      *     }
@@ -17335,12 +17425,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m8hg93fs7dc2s8s8a0y2sgf8",
+                     *           "id": "aud_01m8hzvh5tpxz4j1d9nnkn1w5a",
                      *           "seq": 27,
-                     *           "created_at": "2026-11-28T16:37:10.777Z",
+                     *           "created_at": "2026-11-28T21:09:23.258Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *             "id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -17348,21 +17438,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m8hg8p7wvsn9kd4evy69051v"
+                     *             "id": "evt_01m8hzvec6zka9hm0hg0y6mx4c"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m8hg93fcd2512637218hjqm2",
-                     *           "prev_hash": "6bc0a6cf7fc6e571623287060780fad2a4e180dfdb42fd3fdc0f13a8a3aa2500",
-                     *           "hash": "dd976285c0abedbadb6874f4caba6f686b8197c851c1ce55c1707441f03be37d"
+                     *           "request_id": "req_01m8hzvh4wbfzdx815vqpn724v",
+                     *           "prev_hash": "9add35aa3b0016fb7abc7764fd6a430b2b1a5b536995e02ccf2cc3ec08fa67d3",
+                     *           "hash": "c7da9ef5bcf86ec756b7af93bc6e7aeeb16aab97f9e412159ebefe4519f4dcab"
                      *         },
                      *         {
-                     *           "id": "aud_01m8hg8tkwtd1v4zxdvp243t1n",
+                     *           "id": "aud_01m8hzvfk2n3gsc361s98vfrq7",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-28T16:37:01.692Z",
+                     *           "created_at": "2026-11-28T21:09:21.634Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m8hg8kps54d48148g14a4y3t",
+                     *             "id": "key_01m8hzvcbsd1vad3k8g827k35b",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -17375,9 +17465,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m8hg8tc69jad98p1bv19j0d0",
-                     *           "prev_hash": "ff76d07ccad9a7060a1cc1e86d940e337955930df08b0e9db8ce872954ba2d3d",
-                     *           "hash": "6bc0a6cf7fc6e571623287060780fad2a4e180dfdb42fd3fdc0f13a8a3aa2500"
+                     *           "request_id": "req_01m8hzvfgkqgxfx6yvn3fdy040",
+                     *           "prev_hash": "8f642f1462b0ccef557ff3927414a43d31d841949b90a2fd160935e72a5a4725",
+                     *           "hash": "9add35aa3b0016fb7abc7764fd6a430b2b1a5b536995e02ccf2cc3ec08fa67d3"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -17422,12 +17512,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m8hg8t7ezhmch90kxpz283p0",
+                     *       "id": "aud_01m8hzvf97f2gh65n5p3a8kpep",
                      *       "seq": 25,
-                     *       "created_at": "2026-11-28T16:37:01.294Z",
+                     *       "created_at": "2026-11-28T21:09:21.319Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *         "id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -17435,13 +17525,13 @@ export interface operations {
                      *       "code": "QST001I",
                      *       "target": {
                      *         "type": "question",
-                     *         "id": "qst_01m8hg8t6yywjbb8xmg5pgd0pm"
+                     *         "id": "qst_01m8hzvf8gvqzv79f3888evphx"
                      *       },
                      *       "severity": "info",
                      *       "detail": "kept",
-                     *       "request_id": "req_01m8hg8t6te7fa0nsn0er5h1hq",
-                     *       "prev_hash": "1e1f1b97a2ecda8171bae48cf6d6daa69f558399eb3f84f714fb723ee2a377f7",
-                     *       "hash": "ff76d07ccad9a7060a1cc1e86d940e337955930df08b0e9db8ce872954ba2d3d"
+                     *       "request_id": "req_01m8hzvf8ekr6n9drkmy8daxm7",
+                     *       "prev_hash": "fcb5addc3daeb684699f0c90ff3587764aedbbb3a8c9f35af4315757196d7eee",
+                     *       "hash": "8f642f1462b0ccef557ff3927414a43d31d841949b90a2fd160935e72a5a4725"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -17542,20 +17632,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8hg9ambw4jdyxgz2zf677st",
+                     *       "package_id": "pkg_01m8hzvkatwrksw25z4jj99q2s",
                      *       "purpose": "x",
-                     *       "from": "2026-10-28T16:37:18.091Z",
-                     *       "to": "2026-11-28T16:37:18.091Z",
+                     *       "from": "2026-10-28T21:09:25.466Z",
+                     *       "to": "2026-11-28T21:09:25.466Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:6806b1c4ca9adfeb0c2d0ea3815e7bcf31b3c84bea20a47a351f471d1038a407",
-                     *       "public_key_fingerprint": "sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5",
+                     *       "package_hash": "sha256:fbfd3c80597d785fc3c7416b8a87fb35e24155745c76a7c179008b1c3b787ccf",
+                     *       "public_key_fingerprint": "sha256:a04623138a7acdf80451b763b223c90fc380cec47da2bfccc29df61d761c9586",
                      *       "size": 35328,
-                     *       "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
-                     *       "created_at": "2026-11-28T16:37:18.091Z"
+                     *       "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *       "created_at": "2026-11-28T21:09:25.466Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -17655,20 +17745,20 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m8hg8rwnyzx2y7qk8sr3q3ne",
+                     *           "package_id": "pkg_01m8hzvexyg17xpy7k3ze44zmk",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-28T16:36:59.925Z",
-                     *           "to": "2026-11-28T16:36:59.925Z",
+                     *           "from": "2026-10-28T21:09:20.958Z",
+                     *           "to": "2026-11-28T21:09:20.958Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:66e92ce5ae128cb83f6eddd297b3866cc4a8d7a665edb56dead44c58a39304f3",
-                     *           "public_key_fingerprint": "sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5",
+                     *           "package_hash": "sha256:3335befa14a60834015c2d95252748f5ee79f2779712820e3ab56357e74d0d70",
+                     *           "public_key_fingerprint": "sha256:a04623138a7acdf80451b763b223c90fc380cec47da2bfccc29df61d761c9586",
                      *           "size": 27648,
-                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
-                     *           "created_at": "2026-11-28T16:36:59.925Z"
+                     *           "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *           "created_at": "2026-11-28T21:09:20.958Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -17714,30 +17804,30 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8hg8rwnyzx2y7qk8sr3q3ne",
+                     *       "package_id": "pkg_01m8hzvexyg17xpy7k3ze44zmk",
                      *       "purpose": "audit",
-                     *       "from": "2026-10-28T16:36:59.925Z",
-                     *       "to": "2026-11-28T16:36:59.925Z",
+                     *       "from": "2026-10-28T21:09:20.958Z",
+                     *       "to": "2026-11-28T21:09:20.958Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:66e92ce5ae128cb83f6eddd297b3866cc4a8d7a665edb56dead44c58a39304f3",
-                     *       "public_key_fingerprint": "sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5",
+                     *       "package_hash": "sha256:3335befa14a60834015c2d95252748f5ee79f2779712820e3ab56357e74d0d70",
+                     *       "public_key_fingerprint": "sha256:a04623138a7acdf80451b763b223c90fc380cec47da2bfccc29df61d761c9586",
                      *       "size": 27648,
-                     *       "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
-                     *       "created_at": "2026-11-28T16:36:59.925Z",
+                     *       "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *       "created_at": "2026-11-28T21:09:20.958Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
                      *           "size": 607,
-                     *           "sha256": "268e41e7000d8ddafdb081e17cefece2f1d83ecb2791a2b1f0ad013774905d0e"
+                     *           "sha256": "e45ac71ec7e9af41b8fc81eca40b1336dbf2e8cc9ac3e0de60ac7669616935c9"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
                      *           "size": 607,
-                     *           "sha256": "c7ccb0a2eb82c26c999b93625fef076517d4e9d65f7dd9cff5c9b48656a26b4a"
+                     *           "sha256": "e814095da91a61822d0d1bd48e9c433c1551021a0aad275912fb2fd50f002707"
                      *         }
                      *       ]
                      *     }
@@ -18149,7 +18239,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
+                     *       "id": "esc_01m8hzvejatcfv0wy0ccahh07d",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -18226,7 +18316,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_3dk528t",
+                     *       "id": "dlv_38dcpwz",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -18812,8 +18902,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "tRxBE-HMOTSGAV5Jv2L0H0CFn38tOJu2b9RaCnTbxDw",
-                     *           "kid": "jhuqrRH5rSqyaWcZ-gLchDusVdd5FCtSWhrpVY-c8NY",
+                     *           "x": "qLAI7bOxwKAWzbbkNE5dcu0GecaD8l7yDtj3bI5MWlE",
+                     *           "kid": "fTUnALHwkvBaFPUM2XvViC00Gg-waNkmBserxbxF6fE",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -19017,12 +19107,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "b9ace548bf1423331936d9d55766d772b77155a4c5f69a0d9d6efca4569b8b35"
+                     *         "hash": "0232f9d25551a751689ce6275991934bc807c16e571e284a8863d23c401236f0"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
-                     *         "created_at": "2026-11-28T16:36:59.974Z"
+                     *         "hash": "eb8f9de92885b2d5fdd7e6835ecb8b57e6f36200875abb3aeebd5541bdd20a85",
+                     *         "created_at": "2026-11-28T21:09:20.976Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -19064,13 +19154,9 @@ export interface operations {
                      *       "records_checked": 28,
                      *       "head": {
                      *         "seq": 28,
-                     *         "hash": "9d76c5a6cf4a209a2f855fd6dea97d45ea3f6fe8ade6015b46ba461e3feb9442"
+                     *         "hash": "73addd509b2b4151024847aa93675d419adee949f81f9a502819b78282a7c65f"
                      *       },
-                     *       "last_checkpoint": {
-                     *         "seq": 26,
-                     *         "hash": "6bc0a6cf7fc6e571623287060780fad2a4e180dfdb42fd3fdc0f13a8a3aa2500",
-                     *         "created_at": "2026-11-28T16:37:04.722Z"
-                     *       },
+                     *       "last_checkpoint": null,
                      *       "accepted_losses": []
                      *     }
                      */
@@ -19159,14 +19245,8 @@ export interface operations {
                 not_proxy_id?: string[];
                 /** @description leaves out the decisions with this `trace_id`; repeated, with any of them. Those without one stay */
                 not_trace_id?: string[];
-                /** @description received at this time or later */
                 since?: string;
-                /** @description received before this time */
                 until?: string;
-                /** @description decided at this time or later, by the clock of whoever decided */
-                decided_since?: string;
-                /** @description decided before this time */
-                decided_until?: string;
             };
             header?: never;
             path?: never;
@@ -20706,41 +20786,6 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": components["schemas"]["ListPayload"];
-            };
-        };
-        responses: {
-            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
-            "2XX": {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content?: never;
-            };
-        };
-    };
-    "webhook-settings-change_proposed": {
-        parameters: {
-            query?: never;
-            header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
-                "X-Svc-Signature": string;
-                /** @description The type of the event */
-                "X-Svc-Event": string;
-                /** @description The id of the delivery, the same for all its attempts */
-                "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
-                "webhook-id": string;
-                /** @description Standard Webhooks: when this attempt was signed */
-                "webhook-timestamp": string;
-                /** @description Standard Webhooks: v1,<base64> */
-                "webhook-signature": string;
-            };
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["SettingsChangePayload"];
             };
         };
         responses: {

@@ -71,6 +71,11 @@ export class SessionRules {
     return (this.#declared.get(tool) ?? []).some((one) => one.server === null || one.server === server);
   }
 
+  /** The tool and server of a declaration; undefined if no statement declares a fact from this source. */
+  declarationOf(source: string): FactDeclaration | undefined {
+    return [...this.#declared.values()].flat().find((one) => one.source === source);
+  }
+
   /** Whether any statement reads the trust of the servers that answered. */
   get readsTrust(): boolean {
     return this.#trust;

@@ -193,6 +193,7 @@ function ServerCard({ server, show }: { server: Server; show: (status: ToolStatu
         {MODES[server.mode]}
         {server.trust === null ? '' : `, trust ${server.trust}`}
         {server.check_arguments ? ', arguments checked' : ''}
+        {server.proxy_keys.length > 0 ? ', facts only from its own proxies' : ''}
         {server.owner_id === null ? null : (
           <>
             <br />
@@ -218,7 +219,11 @@ function ServerCard({ server, show }: { server: Server; show: (status: ToolStatu
         <Text size="sm" mt={6}>
           <strong>{name(server.proposal.by)}</strong> proposed: {MODES[server.proposal.what.mode]}, trust{' '}
           {server.proposal.what.trust ?? 'none'}
-          {server.proposal.what.check_arguments ? ', arguments checked' : ''}. A second person sets the same.
+          {server.proposal.what.check_arguments ? ', arguments checked' : ''}
+          {server.proxy_keys.length + server.proposal.what.proxy_keys.length > 0
+            ? `, facts from ${server.proposal.what.proxy_keys.join(', ') || 'any proxy'}`
+            : ''}
+          . A second person sets the same.
         </Text>
       ) : null}
       <Modal
