@@ -66,7 +66,7 @@ export const EvaluateIn = z
       .datetime({ offset: true })
       .nullish()
       .describe(
-        'the action was done at this time, because there was no answer: it is decided and recorded now, and counted, but nothing is held, used or permitted by it. Not with call_id, attempt, resume or apply_masks',
+        'the action was done at this time, because there was no answer: it is decided and recorded now, and counted, but nothing is held, used or permitted by it. Not with attempt, resume or apply_masks',
       ),
     apply_masks: z
       .boolean()
@@ -140,9 +140,9 @@ function parted(body: z.output<typeof EvaluateIn>) {
 }
 
 /** What was done without an answer is decided for the record alone. */
-function assertAlone({ ran_at }: EvaluateRequest, { callId, attempt, resume, applyMasks, escrowId }: How): void {
+function assertAlone({ ran_at }: EvaluateRequest, { attempt, resume, applyMasks, escrowId }: How): void {
   if (ran_at === undefined) return;
-  if ([callId, attempt, resume, applyMasks, escrowId].some((one) => one !== undefined)) {
+  if ([attempt, resume, applyMasks, escrowId].some((one) => one !== undefined)) {
     throw new AppError('VALIDATION_FAILED', 'ran_at goes with nothing that would permit the action');
   }
 }

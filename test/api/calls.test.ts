@@ -206,7 +206,7 @@ describe('a call', () => {
   });
 
   test('has an id of printable characters, and does not go with the id of a hold', async () => {
-    for (const call_id of ['', 'a b', 'x'.repeat(201), 'a\u202eb', 'ä', 7, null, '\u0000']) {
+    for (const call_id of ['', 'a b', 'x'.repeat(201), 'a\u202eb', 'ä', 7, '\u0000']) {
       expect((await refused(400, 'read', { call_id })).code).toBe('VALIDATION_FAILED');
     }
     const named = { ...agent, headers: { 'x-svc-escrow-id': 'esc_1' } };

@@ -496,6 +496,10 @@ describe('arguments', () => {
     const nulls = Object.fromEntries(optional.map((name) => [name, null]));
     const [given, absent] = [await evaluate(agent, 'read', nulls), await evaluate(agent, 'read')];
     expect(given).toMatchObject({ decision: 'allow', action_hash: absent.action_hash });
+    // what ran already is recorded, and permitted nothing by it
+    for (const more of [{ resume: true }, { apply_masks: true }, { attempt: 'a' }]) {
+      await server.call(400, 'POST /v1/evaluate', agent, { ...action, ran_at: new Date().toISOString(), ...more });
+    }
     const batch = await server.call(200, 'POST /v1/evaluate/batch', agent, { requests: [{ ...action, ...nulls }] });
     expect(batch.body).toMatchObject({ results: [{ decision: 'allow', action_hash: absent.action_hash }] });
   });

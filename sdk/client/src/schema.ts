@@ -1206,7 +1206,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * List the rules of live policies that no decision has met lately
+         * List the rules of live policies that none of the decisions looked at has met
          * @description Looks through the newest 40,000 decisions of these days, and through the newest 10,000 of each kind that is not `allow`. `complete` says whether these were all. A record names at most 64 of the rules that matched.
          */
         get: operations["rules-unused"];
@@ -1682,7 +1682,7 @@ export interface paths {
         get?: never;
         /**
          * Change what happens to changed tools of a server
-         * @description What is not named stays. The owner is a member whom others ask about its tools. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments, more keys that state facts) takes two people: the first one is kept as `proposal`.
+         * @description What is not named stays. The owner is a member whom others ask about its tools. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments) takes two people: the first one is kept as `proposal`.
          */
         put: operations["tools-changeServer"];
         post?: never;
@@ -1883,7 +1883,7 @@ export interface paths {
         get?: never;
         /**
          * Set a hold aside for later, for yourself alone
-         * @description It leaves your list (`aside=without`), and waits, is counted and is shown to everybody else as before. It comes back at the time that you name, and without one when it changes. Whatever you name, it is back as soon as somebody votes on it or reports on a condition, becomes an approver or ceases to be one, or changes approver_groups or policy_author_may_vote; and before time ends or releases it, when 15 minutes are left, or a quarter of what is left now if that is longer. INVALID_STATUS for one that ends too soon, CONFLICT for more than 500 at once.
+         * @description It leaves your list (`aside=without`), and waits, is counted and is shown to everybody else as before. It comes back at the time that you name, and without one when it changes. Whatever you name, it is back as soon as somebody votes on it or reports on a condition, becomes an approver or ceases to be one, or changes approver_groups, policy_author_may_vote or approval_required; and before time ends or releases it, when 15 minutes are left, or a quarter of what is left now if that is longer. INVALID_STATUS for one that ends too soon, CONFLICT for more than 500 at once.
          */
         put: operations["escrow-setAside"];
         post?: never;
@@ -1941,10 +1941,30 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Report on a condition of a hold
-         * @description The last report counts. `satisfied: false` is recorded and releases nothing. A person reports with evidence. Nobody both approves a hold and reports a condition as met, not with a key that they made either; a person reports one condition as met, and none that a system reported as not met. Who may not vote on the hold may not report on it; who owns a key of the agent may not with their keys either.
+         * Report on a condition of a hold, as another system
+         * @description The last report counts. `satisfied: false` is recorded and releases nothing. A key does not report a condition as met if a person who made or rotated it voted on the hold; nor, where a rule says `@report("independent")` or the tenant requires approval, if such a person made or owns a key of the agent or wrote the policy. People report on the page of the hold.
          */
         post: operations["escrow-satisfy"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/escrow/{id}/report": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Report on a condition of a hold, as a person
+         * @description Like a report by a system, with evidence. Nobody both approves a hold and reports a condition as met; a person reports one condition as met, and none that a system reported as not met. Who may not vote on the hold may not report on it.
+         */
+        post: operations["escrow-report"];
         delete?: never;
         options?: never;
         head?: never;
@@ -2058,7 +2078,7 @@ export interface paths {
         get: operations["subscriptions-get"];
         /**
          * The same as PATCH. Change the given fields: url, secret, event_types, active, destination_config
-         * @description While it is paused (active: false), nothing is sent; events are queued for 7 days, up to 10,000, and sent in order when it is resumed. After a new secret, the previous one also signs until the overlap ends.
+         * @description While it is paused (active: false), nothing is sent. What is queued ends as failed, and nothing is queued until it is resumed. With paused_keep: true the queue is kept and further events join it, for 7 days, up to 10,000; they are sent in order when it is resumed. After a new secret, the previous one also signs until the overlap ends.
          */
         put: operations["subscriptions-replace"];
         post?: never;
@@ -2068,7 +2088,7 @@ export interface paths {
         head?: never;
         /**
          * Change the given fields: url, secret, event_types, active, destination_config
-         * @description While it is paused (active: false), nothing is sent; events are queued for 7 days, up to 10,000, and sent in order when it is resumed. After a new secret, the previous one also signs until the overlap ends.
+         * @description While it is paused (active: false), nothing is sent. What is queued ends as failed, and nothing is queued until it is resumed. With paused_keep: true the queue is kept and further events join it, for 7 days, up to 10,000; they are sent in order when it is resumed. After a new secret, the previous one also signs until the overlap ends.
          */
         patch: operations["subscriptions-update"];
         trace?: never;
@@ -2515,7 +2535,7 @@ export interface paths {
         };
         /**
          * Find something by a part of its name, or by its id
-         * @description At most 5 of each kind. By a part of the name, in capitals or not: policies, rules of live policies, holds that wait, agents with keys or labels, tools, and, for admins, people. By the whole id: holds, sessions, traces, decisions and audit records. By the whole hash: a record of a decision, among the newest 20,000. By `#` and a number: the record at that position.
+         * @description At most 5 of each kind. By a part of the name, in capitals or not: policies, rules of live policies, holds that wait, agents, tools, and, for admins, people. By the whole id: holds, agents, sessions, traces, decisions and audit records. What has exactly this name or id comes first. By the whole hash: a record of a decision, among the newest 20,000. By `#` and a number: the record at that position.
          */
         get: operations["find"];
         put?: never;
@@ -2708,8 +2728,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Make a signed package of decision records
-         * @description The records received from `from` (inclusive) to `to` (exclusive; default: the last month), or, with `sequence_id` in place of both, every record from the first to the last of a session. At most 10,000 records. `chain_intact` is true if they are unchanged up to a signed checkpoint at or after the last of them. One export at a time per tenant.
+         * Make a signed package of decision records, or of the audit log
+         * @description The records received from `from` (inclusive) to `to` (exclusive; default: the last month), or, with `sequence_id` in place of both, every record from the first to the last of a session. At most 10,000 records. `chain_intact` is true if they are complete and unchanged up to a signed checkpoint at or after the last of them. A package of decisions also has the parts of the audit log that tell who approved the holds and policies that they name. `chain: audit` makes one of the audit log itself. One export at a time per tenant.
          */
         post: operations["forensics-export"];
         delete?: never;
@@ -3033,26 +3053,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/auth/callback/{connection}": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * The redirect URI of an identity provider connection
-         * @description Validates code and state, sets the session cookie and redirects to /policies. Each connection has its own redirect URI, shown in the settings; a response sent to the URI of another connection is refused. A response is valid once, for ten minutes, in the browser that started the sign-in; if it was already used, a signed-in browser is redirected to the dashboard.
-         */
-        get: operations["get-auth-callback-connection"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/auth/callback": {
         parameters: {
             query?: never;
@@ -3061,10 +3061,30 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Not a redirect URI: each connection has its own
-         * @description Always answers 404. Register the redirect URI that GET /v1/settings/sso shows.
+         * The redirect URI of the first identity provider connection
+         * @description Belongs to the connection that was made first, until that one is removed. Validates code and state, sets the session cookie and redirects to /policies. The redirect URI of a connection is shown in the settings, and no other connection has it; a response sent to the URI of another connection is refused. A response is valid once, for ten minutes, in the browser that started the sign-in; if it was already used, a signed-in browser is redirected to the dashboard.
          */
         get: operations["get-auth-callback"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/auth/callback/{connection}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The redirect URI of every other identity provider connection
+         * @description Validates code and state, sets the session cookie and redirects to /policies. The redirect URI of a connection is shown in the settings, and no other connection has it; a response sent to the URI of another connection is refused. A response is valid once, for ten minutes, in the browser that started the sign-in; if it was already used, a signed-in browser is redirected to the dashboard.
+         */
+        get: operations["get-auth-callback-connection"];
         put?: never;
         post?: never;
         delete?: never;
@@ -3757,7 +3777,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** A proxy has been silent for more than three poll intervals */
+        /** A proxy has been silent for more than three poll intervals, and did not say that it stops; not for one on a desktop */
         post: operations["webhook-proxy-offline"];
         delete?: never;
         options?: never;
@@ -3929,6 +3949,23 @@ export interface webhooks {
         put?: never;
         /** A reference list was deleted */
         post: operations["webhook-list-deleted"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "settings.change_proposed": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** A change that removes a safeguard waits for a second person */
+        post: operations["webhook-settings-change_proposed"];
         delete?: never;
         options?: never;
         head?: never;
@@ -5008,8 +5045,6 @@ export interface components {
             trust: number | null;
             /** @description proxies check the arguments of calls against the schema of the tool */
             check_arguments: boolean;
-            /** @description the API keys whose proxies may state facts of sessions about the server, each by the first of its line; empty: any proxy */
-            proxy_keys: string[];
             /** @description the person who answers for the server */
             owner_id: string | null;
             /** Format: date-time */
@@ -5032,8 +5067,6 @@ export interface components {
                     trust: number | null;
                     /** @description proxies check the arguments of calls against the schema of the tool */
                     check_arguments: boolean;
-                    /** @description the API keys whose proxies may state facts of sessions about the server, each by the first of its line; empty: any proxy */
-                    proxy_keys: string[];
                 };
             } | null;
             /** @description how many tools, by status */
@@ -5176,6 +5209,11 @@ export interface components {
                 /** @description the person or the key; not shown to agent keys */
                 reported_by?: string;
             }[];
+            /**
+             * @description whose keys may report the conditions: those of people who have nothing to do with the agent or the policy
+             * @constant
+             */
+            report?: "independent";
             /** @description not shown to agent keys */
             votes?: {
                 user_id: string;
@@ -5334,7 +5372,7 @@ export interface components {
             /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
             event_types: string[];
             active: boolean;
-            /** @description whether events are queued for it: also while it is paused, unless it was created so */
+            /** @description whether events are queued for it: also while it is paused with `paused_keep` */
             queues: boolean;
             destination_config: {
                 /** @description base URL of the Approve and Deny links; this server when absent */
@@ -5606,6 +5644,7 @@ export interface components {
             decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
             /** @description null unless the decision is deny */
             deny_reason: string | null;
+            /** @description empty where a proxy reports an action of no tool */
             tool_name: string;
             /** @description the server that the tool is of, where the caller named one or the proxy stands before it */
             tool_server: string | null;
@@ -5736,6 +5775,7 @@ export interface components {
             decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
             /** @description null unless the decision is deny */
             deny_reason: string | null;
+            /** @description empty where a proxy reports an action of no tool */
             tool_name: string;
             /** @description the server that the tool is of, where the caller named one or the proxy stands before it */
             tool_server: string | null;
@@ -5891,6 +5931,7 @@ export interface components {
             decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
             /** @description null unless the decision is deny */
             deny_reason: string | null;
+            /** @description empty where a proxy reports an action of no tool */
             tool_name: string;
             /** @description the server that the tool is of, where the caller named one or the proxy stands before it */
             tool_server: string | null;
@@ -6092,6 +6133,8 @@ export interface components {
         EvidencePackage: {
             package_id: string;
             purpose: string;
+            /** @enum {string} */
+            chain: "forensics" | "audit";
             /** Format: date-time */
             from: string;
             /** Format: date-time */
@@ -6189,7 +6232,9 @@ export interface components {
                 accepted_at: string;
                 reason: string;
             }[];
+            /** @description where tampering starts: the record there now or, where the end is missing, the last record */
             first_mismatch_id?: string;
+            /** @description its position or, where the end is missing, that of the first missing one */
             first_mismatch_seq?: number;
             reason?: string;
         };
@@ -6216,31 +6261,32 @@ export interface components {
             action_type: string;
             tool_name: string;
             /** @description the definition of the tool that the agent saw; without it, the one that was seen last decides, and what the tool registry holds is released for that one alone */
-            tool_pin?: string;
-            tool_server?: string;
-            method?: string;
+            tool_pin?: string | null;
+            tool_server?: string | null;
+            method?: string | null;
             /** @description a URL or a path */
-            resource?: string;
+            resource?: string | null;
             arguments?: {
                 [key: string]: unknown;
-            };
-            session_id?: string;
-            action_summary?: string;
-            estimated_value?: number;
-            value_currency?: string;
+            } | null;
+            session_id?: string | null;
+            action_summary?: string | null;
+            estimated_value?: number | null;
+            value_currency?: string | null;
             /** @description 1 when absent */
-            risk_score?: number;
+            risk_score?: number | null;
             context?: {
                 [key: string]: unknown;
-            };
-            /** @description names this call of a tool, such as its tool_call_id: however often it is asked for, it is held once, consumes its hold once and counts once, and is answered the same. Known to the agent alone; for 24 hours after the answer, and for 7 days after the end of its hold */
-            call_id?: string;
+            } | null;
+            call_id?: string | null;
             /** @description with call_id, names this attempt to make the call: once it was permitted to another attempt, CONFLICT. So a call that is replayed is not made twice by one permit */
-            attempt?: string;
+            attempt?: string | null;
             /** @description go on with a hold of this very action that was released: it is consumed, and the action permitted */
-            resume?: boolean;
+            resume?: boolean | null;
+            /** @description the action was done at this time, because there was no answer: it is decided and recorded now, and counted, but nothing is held, used or permitted by it. Not with attempt, resume or apply_masks */
+            ran_at?: string | null;
             /** @description answer the `arguments` of a permitted action with its masks applied; what a tool answers is for the caller to mask */
-            apply_masks?: boolean;
+            apply_masks?: boolean | null;
         };
         EscrowPayload: {
             /** @description the type of the event */
@@ -6631,6 +6677,26 @@ export interface components {
             /** @description who did it: the id of a person, of a key or of the system */
             actor_id: string;
             reason?: string;
+        };
+        SettingsChangePayload: {
+            /** @description the type of the event */
+            event: string;
+            /** @description the same in every delivery of this event */
+            event_id: string;
+            tenant_id: string;
+            /** Format: date-time */
+            created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
+            change_id: string;
+            /** @description the names of what it would change */
+            settings: string[];
+            /** @description who did it: the id of a person, of a key or of the system */
+            actor_id: string;
+            reason: string;
         };
         SubscriptionDisabledPayload: {
             /** @description the type of the event */
@@ -7090,9 +7156,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-p52ln9",
+                     *       "tenant_id": "t1-cxyzy1",
                      *       "user": {
-                     *         "id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *         "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -7187,14 +7253,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8hzvcda7v98s1msx78p43xd",
+                     *           "id": "ses_01m8j0azby51gr4k6xbem0qc0k",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T21:09:18.378Z",
-                     *           "last_seen_at": "2026-11-28T21:09:18.378Z",
-                     *           "expires_at": "2026-11-29T21:09:18.378Z"
+                     *           "created_at": "2026-11-28T21:17:49.310Z",
+                     *           "last_seen_at": "2026-11-28T21:17:49.310Z",
+                     *           "expires_at": "2026-11-29T21:17:49.310Z"
                      *         }
                      *       ]
                      *     }
@@ -7304,14 +7370,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8hzvcda7v98s1msx78p43xd",
+                     *           "id": "ses_01m8j0azby51gr4k6xbem0qc0k",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T21:09:18.378Z",
-                     *           "last_seen_at": "2026-11-28T21:09:18.378Z",
-                     *           "expires_at": "2026-11-29T21:09:18.378Z"
+                     *           "created_at": "2026-11-28T21:17:49.310Z",
+                     *           "last_seen_at": "2026-11-28T21:17:49.310Z",
+                     *           "expires_at": "2026-11-29T21:17:49.310Z"
                      *         }
                      *       ]
                      *     }
@@ -7430,7 +7496,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *           "id": "usr_01m8j0aypkthry87dn31wm1nja",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -7438,13 +7504,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T21:09:18.238Z",
+                     *           "created_at": "2026-11-28T21:17:48.627Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *           "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -7452,8 +7518,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T21:09:18.335Z",
-                     *           "last_login": "2026-11-28T21:09:18.378Z",
+                     *           "created_at": "2026-11-28T21:17:49.140Z",
+                     *           "last_login": "2026-11-28T21:17:49.310Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -7502,7 +7568,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *       "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -7510,8 +7576,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-28T21:09:18.335Z",
-                     *       "last_login": "2026-11-28T21:09:18.378Z",
+                     *       "created_at": "2026-11-28T21:17:49.140Z",
+                     *       "last_login": "2026-11-28T21:17:49.310Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -7554,7 +7620,7 @@ export interface operations {
                      *       "token_issuers": [],
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8hzvf17wtag1vh0dw8dcpwz",
+                     *           "id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
                      *           "destination_type": "webhook",
                      *           "active": false
                      *         }
@@ -7731,14 +7797,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m8hzvf0najnmbsngqcx36c05",
+                     *           "id": "inv_01m8j0b2yk90bmdg9vw8m3y2f3",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-28T21:09:21.045Z",
-                     *           "sent_at": "2026-11-28T21:09:21.045Z",
-                     *           "expires_at": "2026-12-05T21:09:21.045Z"
+                     *           "created_at": "2026-11-28T21:17:52.979Z",
+                     *           "sent_at": "2026-11-28T21:17:52.979Z",
+                     *           "expires_at": "2026-12-05T21:17:52.979Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -8010,25 +8076,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m8hzvev9bwqskt1p590n0fg4",
+                     *           "id": "key_01m8j0b2j2wc6kspfq3dgvrt4b",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
-                     *           "created_at": "2026-11-28T21:09:20.878Z"
+                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "created_at": "2026-11-28T21:17:52.578Z"
                      *         },
                      *         {
-                     *           "id": "key_01m8hzvcbsd1vad3k8g827k35b",
+                     *           "id": "key_01m8j0az5gdyv0tv5ffhxk96gd",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *           "created_at": "2026-11-28T21:09:18.329Z",
-                     *           "last_used_at": "2026-11-28T21:09:18.523Z"
+                     *           "created_by": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "created_at": "2026-11-28T21:17:49.112Z",
+                     *           "last_used_at": "2026-11-28T21:17:49.485Z"
                      *         }
                      *       ]
                      *     }
@@ -8085,14 +8151,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m8hzvk0fgyrky03etrzrkkqh",
+                     *       "id": "key_01m8j0bag921rc04qsc2tdk1b2",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-28T21:09:25.135Z"
+                     *       "created_at": "2026-11-28T21:18:00.715Z"
                      *     }
                      */
                     "application/json": {
@@ -8241,24 +8307,24 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8hzvexfx2qjgvpt7jcsbg3e",
+                     *           "id": "agk_01m8j0b2m50ew0pmrxj910tmfj",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *           "owner_id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T21:09:20.943Z",
+                     *           "created_at": "2026-11-28T21:17:52.646Z",
                      *           "last_used_by": null
                      *         },
                      *         {
-                     *           "id": "agk_01m8hzvce0w1v742vt05ywv7qa",
+                     *           "id": "agk_01m8j0azf00599tfhrxgzzgc01",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *           "owner_id": "usr_01m8j0aypkthry87dn31wm1nja",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T21:09:18.403Z",
-                     *           "last_used_at": "2026-11-28T21:09:20.389Z",
+                     *           "created_at": "2026-11-28T21:17:49.412Z",
+                     *           "last_used_at": "2026-11-28T21:17:51.511Z",
                      *           "last_used_by": null
                      *         }
                      *       ]
@@ -8300,7 +8366,7 @@ export interface operations {
                     agent_id: string;
                     agent_role: string;
                     label?: string;
-                    /** @description the person who answers for the agent and does not vote on its holds; default: the caller. Required of a key that belongs to no person */
+                    /** @description the person who answers for the agent and does not vote on its holds; default: the caller, and for the key of the first start the first admin. Required of any other key that belongs to no person */
                     owner_id?: string;
                     expires_at?: string;
                 };
@@ -8318,13 +8384,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m8hzvk1ark5zs1118rjff1yx",
+                     *       "id": "agk_01m8j0bahkhxpxh3rq2n9ymfyb",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *       "created_at": "2026-11-28T21:09:25.162Z"
+                     *       "owner_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *       "created_at": "2026-11-28T21:18:00.756Z"
                      *     }
                      */
                     "application/json": {
@@ -8472,7 +8538,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-p52ln9",
+                     *       "audience": "https://control.example/tenants/t1-cxyzy1",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -8488,7 +8554,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-28T21:09:21.213Z",
+                     *           "created_at": "2026-11-28T21:17:53.240Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -8657,25 +8723,25 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *           "id": "usr_01m8j0aypkthry87dn31wm1nja",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *           "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
                      *       ],
                      *       "keys": [
                      *         {
-                     *           "id": "agk_01m8hzvexfx2qjgvpt7jcsbg3e",
+                     *           "id": "agk_01m8j0b2m50ew0pmrxj910tmfj",
                      *           "kind": "agent_key",
                      *           "name": "agent-2",
                      *           "ended": false
                      *         },
                      *         {
-                     *           "id": "key_01m8hzvev9bwqskt1p590n0fg4",
+                     *           "id": "key_01m8j0b2j2wc6kspfq3dgvrt4b",
                      *           "kind": "api_key",
                      *           "name": "k",
                      *           "ended": false
@@ -8920,11 +8986,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m8hzvf3rkjr9y5qw5bxztn24",
+                     *           "id": "stc_01m8j0b33b75qvraj2b2kcc2cv",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
-                     *           "created_at": "2026-11-28T21:09:21.144Z",
+                     *           "proposed_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "created_at": "2026-11-28T21:17:53.131Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -9079,7 +9145,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-p52ln9"
+                     *       "redirect_uri": "https://control.example/auth/callback"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -9598,9 +9664,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *           "created_at": "2026-11-28T21:09:18.534Z",
-                     *           "updated_at": "2026-11-28T21:09:21.583Z",
+                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "created_at": "2026-11-28T21:17:49.498Z",
+                     *           "updated_at": "2026-11-28T21:17:53.781Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -9695,9 +9761,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *       "created_at": "2026-11-28T21:09:24.691Z",
-                     *       "updated_at": "2026-11-28T21:09:24.691Z",
+                     *       "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *       "created_at": "2026-11-28T21:18:00.273Z",
+                     *       "updated_at": "2026-11-28T21:18:00.273Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -10238,9 +10304,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *       "created_at": "2026-11-28T21:09:18.534Z",
-                     *       "updated_at": "2026-11-28T21:09:21.583Z",
+                     *       "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *       "created_at": "2026-11-28T21:17:49.498Z",
+                     *       "updated_at": "2026-11-28T21:17:53.781Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -10248,28 +10314,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *           "created_at": "2026-11-28T21:09:21.583Z",
+                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "created_at": "2026-11-28T21:17:53.781Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *           "created_at": "2026-11-28T21:09:18.534Z",
+                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "created_at": "2026-11-28T21:17:49.498Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *             "decided_at": "2026-11-28T21:09:20.317Z"
+                     *             "decided_by": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *             "decided_at": "2026-11-28T21:17:51.243Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *               "decided_at": "2026-11-28T21:09:20.317Z"
+                     *               "decided_by": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *               "decided_at": "2026-11-28T21:17:51.243Z"
                      *             }
                      *           ]
                      *         }
@@ -10452,9 +10518,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *       "created_at": "2026-11-28T21:09:18.534Z",
-                     *       "updated_at": "2026-11-28T21:09:24.992Z",
+                     *       "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *       "created_at": "2026-11-28T21:17:49.498Z",
+                     *       "updated_at": "2026-11-28T21:18:00.530Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -10886,20 +10952,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *       "created_at": "2026-11-28T21:09:18.534Z",
+                     *       "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *       "created_at": "2026-11-28T21:17:49.498Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *         "decided_at": "2026-11-28T21:09:20.317Z"
+                     *         "decided_by": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *         "decided_at": "2026-11-28T21:17:51.243Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *           "decided_at": "2026-11-28T21:09:20.317Z"
+                     *           "decided_by": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "decided_at": "2026-11-28T21:17:51.243Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -11438,7 +11504,7 @@ export interface operations {
                      * @example {
                      *       "questions": [
                      *         {
-                     *           "id": "qst_01m8hzvf8gvqzv79f3888evphx",
+                     *           "id": "qst_01m8j0b3c4gkptsezyvwb994je",
                      *           "name": "kept",
                      *           "request": {
                      *             "agent_id": "agent-1",
@@ -11446,8 +11512,8 @@ export interface operations {
                      *             "action_type": "tool_call",
                      *             "tool_name": "read"
                      *           },
-                     *           "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
-                     *           "created_at": "2026-11-28T21:09:21.296Z"
+                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "created_at": "2026-11-28T21:17:53.412Z"
                      *         }
                      *       ]
                      *     }
@@ -11590,7 +11656,7 @@ export interface operations {
         parameters: {
             query?: {
                 agent_id?: string;
-                agent_roles?: string;
+                agent_roles?: string[];
                 tool_name?: string;
                 tool_server?: string;
             };
@@ -11620,7 +11686,7 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T21:09:21.583Z",
+                     *           "written_at": "2026-11-28T21:17:53.781Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -11673,12 +11739,12 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T21:09:21.583Z"
+                     *           "written_at": "2026-11-28T21:17:53.781Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-29T21:09:22.296Z",
+                     *       "since": "2026-10-29T21:17:55.786Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -11867,16 +11933,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-29T21:09:21.109Z",
-                     *         "to": "2026-11-28T21:09:21.109Z"
+                     *         "from": "2026-10-29T21:17:53.072Z",
+                     *         "to": "2026-11-28T21:17:53.072Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-28T21:09:21.109Z",
+                     *       "created_at": "2026-11-28T21:17:53.072Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-28T21:09:21.109Z",
+                     *       "finished_at": "2026-11-28T21:17:53.072Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -12035,16 +12101,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-29T21:09:21.109Z",
-                     *             "to": "2026-11-28T21:09:21.109Z"
+                     *             "from": "2026-10-29T21:17:53.072Z",
+                     *             "to": "2026-11-28T21:17:53.072Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-28T21:09:21.109Z",
+                     *           "created_at": "2026-11-28T21:17:53.072Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-28T21:09:21.109Z",
+                     *           "finished_at": "2026-11-28T21:17:53.072Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -12136,8 +12202,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *             "created_at": "2026-11-28T21:09:20.805Z",
+                     *             "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *             "created_at": "2026-11-28T21:17:52.525Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -12198,8 +12264,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *         "created_at": "2026-11-28T21:09:20.805Z",
+                     *         "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *         "created_at": "2026-11-28T21:17:52.525Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -12214,8 +12280,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *           "created_at": "2026-11-28T21:09:20.805Z",
+                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "created_at": "2026-11-28T21:17:52.525Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12228,8 +12294,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
-                     *           "created_at": "2026-11-28T21:09:20.755Z",
+                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "created_at": "2026-11-28T21:17:52.457Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12553,6 +12619,10 @@ export interface operations {
                     spooled_events?: number;
                     /** Format: date-time */
                     started_at?: string;
+                    /** @description it wraps MCP servers for one client, such as a desktop application, and ends with it */
+                    desktop?: boolean;
+                    /** @description the last report: the proxy is stopping, and will not be missed */
+                    stopping?: boolean;
                     /** @description the ids of the agent keys that it took since its last report */
                     agent_keys?: string[];
                 };
@@ -12616,6 +12686,7 @@ export interface operations {
                         proxies: number;
                         /** @description of those, the ones that enforce the newest bundle */
                         current: number;
+                        /** @description without those on desktops, and those that said that they stop */
                         silent: number;
                         poll_seconds: number;
                     };
@@ -12655,10 +12726,10 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m8hzvcbsd1vad3k8g827k35b",
-                     *           "first_seen_at": "2026-11-28T21:09:21.514Z",
-                     *           "last_seen_at": "2026-11-28T21:09:21.514Z",
-                     *           "stale": false,
+                     *           "key_id": "key_01m8j0az5gdyv0tv5ffhxk96gd",
+                     *           "first_seen_at": "2026-11-28T21:17:53.582Z",
+                     *           "last_seen_at": "2026-11-28T21:17:53.582Z",
+                     *           "state": "alive",
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
                      *         }
@@ -12676,14 +12747,19 @@ export interface operations {
                             spooled_events?: number;
                             /** Format: date-time */
                             started_at?: string;
+                            /** @description it wraps MCP servers for one client, such as a desktop application, and ends with it */
+                            desktop?: boolean;
                             /** @description the key that it reported with */
                             key_id: string;
                             /** Format: date-time */
                             first_seen_at: string;
                             /** Format: date-time */
                             last_seen_at: string;
-                            /** @description silent for three poll intervals */
-                            stale: boolean;
+                            /**
+                             * @description silent: for three poll intervals; stopped: it said so when it ended
+                             * @enum {string}
+                             */
+                            state: "alive" | "silent" | "stopped";
                             /** @description enforces the newest bundle; null if it reported no bundle known to the server */
                             up_to_date: boolean | null;
                             /** @description when the bundle that it enforces was built; null if it reported no bundle known to the server */
@@ -12727,7 +12803,7 @@ export interface operations {
                      *           "bundle_hash": null,
                      *           "bundle_seq": null,
                      *           "built_at": null,
-                     *           "since": "2026-11-28T21:09:21.476Z",
+                     *           "since": "2026-11-28T21:17:53.562Z",
                      *           "until": null,
                      *           "lag_seconds": null,
                      *           "change": null
@@ -12808,18 +12884,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8hzvce0w1v742vt05ywv7qa",
-                     *           "key_hash": "sha256:753e20c69769b2ede7b0893ef357cf2c686cab49bcc0382c6fc007fa65f06792",
+                     *           "id": "agk_01m8j0azf00599tfhrxgzzgc01",
+                     *           "key_hash": "sha256:f9703a58a2952cc3f99f80453cf246bcbd52e50e0c4b8cba22bbdc1389dc21ed",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hzvc8yrj3nfxrdjwve8c14"
+                     *           "owner_id": "usr_01m8j0aypkthry87dn31wm1nja"
                      *         },
                      *         {
-                     *           "id": "agk_01m8hzvexfx2qjgvpt7jcsbg3e",
-                     *           "key_hash": "sha256:2bad74946d2d18b36abc8cfcfaf585350bc94e2b5b15c1ead103ed6fc2f1e404",
+                     *           "id": "agk_01m8j0b2m50ew0pmrxj910tmfj",
+                     *           "key_hash": "sha256:37a51f74823b3675e6c5180e403b7e8fcde39183d7653e5ed00ea41bd76700f6",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hzvcbzks8b9p7en8rqamzd"
+                     *           "owner_id": "usr_01m8j0az6mr1fe19gwvx4tvb84"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -12970,8 +13046,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-28T21:09:20.711Z",
-                     *           "last_seen": "2026-11-28T21:09:20.711Z"
+                     *           "first_seen": "2026-11-28T21:17:52.362Z",
+                     *           "last_seen": "2026-11-28T21:17:52.362Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -13068,8 +13144,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-28T21:09:20.711Z",
-                     *       "last_seen": "2026-11-28T21:09:20.711Z",
+                     *       "first_seen": "2026-11-28T21:17:52.362Z",
+                     *       "last_seen": "2026-11-28T21:17:52.362Z",
                      *       "owner_id": null,
                      *       "approved": null,
                      *       "shown": {
@@ -13101,9 +13177,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-28T21:09:20.711Z",
-                     *           "last_seen": "2026-11-28T21:09:20.711Z",
-                     *           "reported_by": "key_01m8hzvcbsd1vad3k8g827k35b",
+                     *           "first_seen": "2026-11-28T21:17:52.362Z",
+                     *           "last_seen": "2026-11-28T21:17:52.362Z",
+                     *           "reported_by": "key_01m8j0az5gdyv0tv5ffhxk96gd",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -13422,10 +13498,9 @@ export interface operations {
                      *           "mode": "default",
                      *           "trust": null,
                      *           "check_arguments": false,
-                     *           "proxy_keys": [],
                      *           "owner_id": null,
-                     *           "first_seen": "2026-11-28T21:09:20.711Z",
-                     *           "last_seen": "2026-11-28T21:09:20.711Z",
+                     *           "first_seen": "2026-11-28T21:17:52.362Z",
+                     *           "last_seen": "2026-11-28T21:17:52.362Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -13484,8 +13559,6 @@ export interface operations {
                     trust?: number | null;
                     /** @description proxies check the arguments of calls against the schema of the tool */
                     check_arguments?: boolean;
-                    /** @description ids of API keys: facts about this server, and about tools that it lists, then count only from proxies with one of these, or with a key that replaces one; empty: from any proxy */
-                    proxy_keys?: string[];
                     /** @description the person who answers for the server; takes no second person, for nothing is decided by it */
                     owner_id?: string | null;
                     /** @description why; it goes into the audit log */
@@ -13552,7 +13625,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-28T21:09:21.457Z",
+                     *           "last_seen": "2026-11-28T21:17:53.514Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -13618,10 +13691,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-28T21:09:21.457Z",
+                     *       "last_seen": "2026-11-28T21:17:53.514Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m8hzvc8yrj3nfxrdjwve8c14"
+                     *         "usr_01m8j0aypkthry87dn31wm1nja"
                      *       ]
                      *     }
                      */
@@ -13726,11 +13799,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m8hzvejatcfv0wy0ccahh07d",
+                     *           "id": "esc_01m8j0b1xnbyr4y5afv2c45f5b",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m8hzvce0w1v742vt05ywv7qa",
+                     *           "opened_by": "agk_01m8j0azf00599tfhrxgzzgc01",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -13752,8 +13825,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-28T22:09:20.586Z",
-                     *           "created_at": "2026-11-28T21:09:20.586Z",
+                     *           "expires_at": "2026-11-28T22:17:51.925Z",
+                     *           "created_at": "2026-11-28T21:17:51.925Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -13767,10 +13840,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m8hzvc8yrj3nfxrdjwve8c14"
+                     *             "usr_01m8j0aypkthry87dn31wm1nja"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:3cb29d2b38352de8f0fa22beb08b06dcf237518a152a41288848c74678b0cfa6"
+                     *           "shown_hash": "sha256:9e97e323872fc1237329ed0a58a9ec68e24e646c9f0c4082ad2314bda18fae12"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -13951,7 +14024,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-28T22:09:20.586Z"
+                     *           "next_expires_at": "2026-11-28T22:17:51.925Z"
                      *         }
                      *       ]
                      *     }
@@ -14139,7 +14212,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T21:09:22.650Z",
+                     *       "since": "2026-11-27T21:17:57.123Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -14195,11 +14268,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m8hzvejatcfv0wy0ccahh07d",
+                     *       "id": "esc_01m8j0b1xnbyr4y5afv2c45f5b",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m8hzvce0w1v742vt05ywv7qa",
+                     *       "opened_by": "agk_01m8j0azf00599tfhrxgzzgc01",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -14221,8 +14294,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-28T22:09:20.586Z",
-                     *       "created_at": "2026-11-28T21:09:20.586Z",
+                     *       "expires_at": "2026-11-28T22:17:51.925Z",
+                     *       "created_at": "2026-11-28T21:17:51.925Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -14236,10 +14309,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m8hzvc8yrj3nfxrdjwve8c14"
+                     *         "usr_01m8j0aypkthry87dn31wm1nja"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:3cb29d2b38352de8f0fa22beb08b06dcf237518a152a41288848c74678b0cfa6"
+                     *       "shown_hash": "sha256:9e97e323872fc1237329ed0a58a9ec68e24e646c9f0c4082ad2314bda18fae12"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -14466,10 +14539,7 @@ export interface operations {
     "escrow-satisfy": {
         parameters: {
             query?: never;
-            header?: {
-                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
-                Origin?: components["parameters"]["Origin"];
-            };
+            header?: never;
             path: {
                 id: string;
             };
@@ -14487,7 +14557,6 @@ export interface operations {
                 "application/json": {
                     condition_id: string;
                     satisfied: boolean;
-                    /** @description needed of a person */
                     evidence?: string;
                     /** @description of the hold as it was read */
                     shown_hash?: string;
@@ -14510,6 +14579,61 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "escrow-report": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "condition_id": "kyc",
+                 *       "satisfied": true,
+                 *       "evidence": "case 7"
+                 *     }
+                 */
+                "application/json": {
+                    condition_id: string;
+                    satisfied: boolean;
+                    evidence: string;
+                    /** @description of the hold as it was read */
+                    shown_hash?: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EscrowHold"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN"];
             404: components["responses"]["NOT_FOUND"];
             409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
@@ -14595,15 +14719,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m8hzvf6ah2q4qjsd470dkcrb",
+                     *           "id": "stp_01m8j0b37ww9kgtpqck1e8gxzj",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
-                     *           "created_at": "2026-11-28T21:09:21.244Z",
+                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "created_at": "2026-11-28T21:17:53.303Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -14731,15 +14855,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m8hzvf6ah2q4qjsd470dkcrb",
+                     *       "id": "stp_01m8j0b37ww9kgtpqck1e8gxzj",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
-                     *       "created_at": "2026-11-28T21:09:21.244Z",
+                     *       "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *       "created_at": "2026-11-28T21:17:53.303Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -14750,7 +14874,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-28T21:09:21.514Z"
+                     *             "last_seen_at": "2026-11-28T21:17:53.582Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -14846,7 +14970,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8hzvf17wtag1vh0dw8dcpwz",
+                     *           "id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -14857,10 +14981,10 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
-                     *           "owner_id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
-                     *           "created_at": "2026-11-28T21:09:21.063Z",
-                     *           "updated_at": "2026-11-28T21:09:21.063Z"
+                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "owner_id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "created_at": "2026-11-28T21:17:53.012Z",
+                     *           "updated_at": "2026-11-28T21:17:53.012Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -14924,7 +15048,7 @@ export interface operations {
                      * @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named
                      * @default []
                      */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test")[];
                     /** @default true */
                     active?: boolean;
                     destination_config?: {
@@ -14979,7 +15103,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m8hzvf17wtag1vh0dw8dcpwz",
+                     *       "id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -14990,10 +15114,10 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
-                     *       "owner_id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
-                     *       "created_at": "2026-11-28T21:09:21.063Z",
-                     *       "updated_at": "2026-11-28T21:09:21.063Z"
+                     *       "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *       "owner_id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *       "created_at": "2026-11-28T21:17:53.012Z",
+                     *       "updated_at": "2026-11-28T21:17:53.012Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -15035,8 +15159,10 @@ export interface operations {
                     /** @description how long the previous secret remains valid after a new one is set; 24 hours when absent */
                     secret_overlap_seconds?: number;
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
+                    /** @description with `active: false`: keep the queue */
+                    paused_keep?: boolean;
                     destination_config?: {
                         app_url?: string;
                     };
@@ -15132,8 +15258,10 @@ export interface operations {
                     /** @description how long the previous secret remains valid after a new one is set; 24 hours when absent */
                     secret_overlap_seconds?: number;
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
+                    /** @description with `active: false`: keep the queue */
+                    paused_keep?: boolean;
                     destination_config?: {
                         app_url?: string;
                     };
@@ -15232,7 +15360,7 @@ export interface operations {
     "subscriptions-example": {
         parameters: {
             query: {
-                event_type: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test";
+                event_type: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test";
             };
             header?: never;
             path: {
@@ -15259,12 +15387,12 @@ export interface operations {
                      *         "x-svc-event": "escrow.created",
                      *         "x-svc-delivery": "dlv_example",
                      *         "x-svc-test": "true",
-                     *         "x-svc-signature": "t=1795900162,v1=cb8894313b3242f747393057794494a889961f6d456bb3700f059602de671579",
+                     *         "x-svc-signature": "t=1795900677,v1=beaf12abd4c8dab3a1fa38f9700ebb778631c44309e75ea52db2e679f6c3589f",
                      *         "webhook-id": "oev_example",
-                     *         "webhook-timestamp": "1795900162",
-                     *         "webhook-signature": "v1,xZ0Kjhh9A/0KOKJNYboqQoM60F5yr/WSmOlOlw1FF3g="
+                     *         "webhook-timestamp": "1795900677",
+                     *         "webhook-signature": "v1,E1DYvjTuUHGH3PN8WYZQZfIR5zddXNW+E1wV+IDGm/I="
                      *       },
-                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-p52ln9\",\"test\":true,\"created_at\":\"2026-11-28T21:09:22.723Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T22:09:22.723Z\",\"notify_targets\":[]}",
+                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-cxyzy1\",\"test\":true,\"created_at\":\"2026-11-28T21:17:57.390Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T22:17:57.390Z\",\"notify_targets\":[]}",
                      *       "secret": "whsec_YW4gZXhhbXBsZSB0aGF0IGV2ZXJ5Ym9keSBrbm93cw=="
                      *     }
                      */
@@ -15309,7 +15437,7 @@ export interface operations {
                  */
                 "application/json": {
                     /** @enum {string} */
-                    event_type: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test";
+                    event_type: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test";
                 };
             };
         };
@@ -15368,8 +15496,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T21:09:22.733Z",
-                     *       "until": "2026-11-28T21:09:22.733Z",
+                     *       "since": "2026-11-27T21:17:57.406Z",
+                     *       "until": "2026-11-28T21:17:57.406Z",
                      *       "bucket_seconds": 3600,
                      *       "complete_since": null,
                      *       "delivered": 0,
@@ -15417,7 +15545,7 @@ export interface operations {
         parameters: {
             query?: {
                 status?: "retrying" | "delivered" | "failed";
-                event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test";
+                event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "sso.domain_record_missing" | "sso.domain_lost" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "settings.change_proposed" | "subscription.disabled" | "svc.test";
                 since?: string;
                 until?: string;
                 limit?: number;
@@ -15444,8 +15572,8 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_38dcpwz",
-                     *           "subscription_id": "sub_01m8hzvf17wtag1vh0dw8dcpwz",
+                     *           "id": "dlv_3h80t7b",
+                     *           "subscription_id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "test": false,
@@ -15455,7 +15583,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-28T21:09:21.445Z",
+                     *           "created_at": "2026-11-28T21:17:53.505Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -15505,8 +15633,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_38dcpwz",
-                     *       "subscription_id": "sub_01m8hzvf17wtag1vh0dw8dcpwz",
+                     *       "id": "dlv_3h80t7b",
+                     *       "subscription_id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "test": false,
@@ -15516,7 +15644,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-28T21:09:21.445Z",
+                     *       "created_at": "2026-11-28T21:17:53.505Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -15632,7 +15760,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8hzvf17wtag1vh0dw8dcpwz",
+                     *           "id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -15852,31 +15980,32 @@ export interface operations {
                     action_type: string;
                     tool_name: string;
                     /** @description the definition of the tool that the agent saw; without it, the one that was seen last decides, and what the tool registry holds is released for that one alone */
-                    tool_pin?: string;
-                    tool_server?: string;
-                    method?: string;
+                    tool_pin?: string | null;
+                    tool_server?: string | null;
+                    method?: string | null;
                     /** @description a URL or a path */
-                    resource?: string;
+                    resource?: string | null;
                     arguments?: {
                         [key: string]: unknown;
-                    };
-                    session_id?: string;
-                    action_summary?: string;
-                    estimated_value?: number;
-                    value_currency?: string;
+                    } | null;
+                    session_id?: string | null;
+                    action_summary?: string | null;
+                    estimated_value?: number | null;
+                    value_currency?: string | null;
                     /** @description 1 when absent */
-                    risk_score?: number;
+                    risk_score?: number | null;
                     context?: {
                         [key: string]: unknown;
-                    };
-                    /** @description names this call of a tool, such as its tool_call_id: however often it is asked for, it is held once, consumes its hold once and counts once, and is answered the same. Known to the agent alone; for 24 hours after the answer, and for 7 days after the end of its hold */
-                    call_id?: string;
+                    } | null;
+                    call_id?: string | null;
                     /** @description with call_id, names this attempt to make the call: once it was permitted to another attempt, CONFLICT. So a call that is replayed is not made twice by one permit */
-                    attempt?: string;
+                    attempt?: string | null;
                     /** @description go on with a hold of this very action that was released: it is consumed, and the action permitted */
-                    resume?: boolean;
+                    resume?: boolean | null;
+                    /** @description the action was done at this time, because there was no answer: it is decided and recorded now, and counted, but nothing is held, used or permitted by it. Not with attempt, resume or apply_masks */
+                    ran_at?: string | null;
                     /** @description answer the `arguments` of a permitted action with its masks applied; what a tool answers is for the caller to mask */
-                    apply_masks?: boolean;
+                    apply_masks?: boolean | null;
                 };
             };
         };
@@ -15893,13 +16022,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8hzvk2sgpttxw46y19f0qng",
+                     *       "event_id": "evt_01m8j0bajs5he71eetcwzwt351",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:11033aac4d45ad0b3a69a906d79b511b38b2c3637ad358acfdcead473f00b53f",
+                     *       "bundle_hash": "sha256:5cae1c61be8024e3740c407c31d0836f7059e3686a864e2331ef101504c95bea",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 56494
+                     *       "evaluation_us": 29210
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16038,13 +16167,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8hzvk5j9e4pbspdahctkhz8",
+                     *       "event_id": "evt_01m8j0bamg2qd5e1adc9fsw5yy",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:11033aac4d45ad0b3a69a906d79b511b38b2c3637ad358acfdcead473f00b53f",
+                     *       "bundle_hash": "sha256:5cae1c61be8024e3740c407c31d0836f7059e3686a864e2331ef101504c95bea",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 324
+                     *       "evaluation_us": 349
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16182,11 +16311,11 @@ export interface operations {
                     /**
                      * @example {
                      *       "session_id": "session-1",
-                     *       "first_at": "2026-11-28T21:09:21.457Z",
-                     *       "last_at": "2026-11-28T21:09:21.457Z",
+                     *       "first_at": "2026-11-28T21:17:53.514Z",
+                     *       "last_at": "2026-11-28T21:17:53.514Z",
                      *       "entries": [
                      *         {
-                     *           "id": "event-24220-4",
+                     *           "id": "event-4556-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16199,11 +16328,11 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:09:21.457Z",
+                     *           "created_at": "2026-11-28T21:17:53.514Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         },
                      *         {
-                     *           "id": "event-24220-5",
+                     *           "id": "event-4556-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16216,7 +16345,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:09:21.457Z",
+                     *           "created_at": "2026-11-28T21:17:53.514Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         }
                      *       ],
@@ -16291,7 +16420,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-24220-5",
+                     *           "id": "event-4556-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16304,10 +16433,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:09:21.457Z"
+                     *           "created_at": "2026-11-28T21:17:53.514Z"
                      *         },
                      *         {
-                     *           "id": "event-24220-4",
+                     *           "id": "event-4556-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16320,7 +16449,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:09:21.457Z"
+                     *           "created_at": "2026-11-28T21:17:53.514Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -16369,12 +16498,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T21:09:23.024Z",
-                     *       "until": "2026-11-28T21:09:23.024Z",
+                     *       "since": "2026-11-27T21:17:57.841Z",
+                     *       "until": "2026-11-28T21:17:57.841Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-27T21:09:23.024Z",
+                     *           "at": "2026-11-27T21:17:57.841Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16382,7 +16511,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-27T22:09:23.024Z",
+                     *           "at": "2026-11-27T22:17:57.841Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16393,7 +16522,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-28T21:09:21.457Z"
+                     *         "at": "2026-11-28T21:17:53.514Z"
                      *       }
                      *     }
                      */
@@ -16455,8 +16584,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-28T21:09:20.665Z",
-                     *       "until": "2026-11-28T21:09:23.071Z",
+                     *       "since": "2026-11-28T21:17:52.272Z",
+                     *       "until": "2026-11-28T21:17:57.889Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -16467,7 +16596,7 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-28T21:09:20.000Z",
+                     *           "at": "2026-11-28T21:17:52.000Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16475,7 +16604,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-28T21:09:21.000Z",
+                     *           "at": "2026-11-28T21:17:53.000Z",
                      *           "allow": 1,
                      *           "allow_with_masking": 0,
                      *           "deny": 1,
@@ -16615,8 +16744,8 @@ export interface operations {
                      *             "escrow": 0,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T21:09:21.457Z",
-                     *           "last_at": "2026-11-28T21:09:21.457Z"
+                     *           "first_at": "2026-11-28T21:17:53.514Z",
+                     *           "last_at": "2026-11-28T21:17:53.514Z"
                      *         },
                      *         {
                      *           "value": "pay",
@@ -16628,8 +16757,8 @@ export interface operations {
                      *             "escrow": 1,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T21:09:20.665Z",
-                     *           "last_at": "2026-11-28T21:09:20.665Z"
+                     *           "first_at": "2026-11-28T21:17:52.272Z",
+                     *           "last_at": "2026-11-28T21:17:52.272Z"
                      *         }
                      *       ],
                      *       "others": {
@@ -16672,7 +16801,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m8hzvec6zka9hm0hg0y6mx4c",
+                     *       "id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -16684,32 +16813,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 250109,
-                     *       "created_at": "2026-11-28T21:09:20.665Z",
+                     *       "evaluation_us": 731787,
+                     *       "created_at": "2026-11-28T21:17:52.272Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m8hzvejatcfv0wy0ccahh07d",
-                     *       "key_id": "agk_01m8hzvce0w1v742vt05ywv7qa",
+                     *       "escrow_id": "esc_01m8j0b1xnbyr4y5afv2c45f5b",
+                     *       "key_id": "agk_01m8j0azf00599tfhrxgzzgc01",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-28T21:09:20.390Z",
+                     *       "timestamp": "2026-11-28T21:17:51.512Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:c8a2329a5ef2545404f795c7f75e26078593811c885fd7fccdb06a7fad48bf6b",
-                     *       "input_hash": "sha256:74f56920c2590f6e4204cc21b491c3289d971cc47a007cf2b02c75093d1f0657",
-                     *       "action_ref": "sha256:1bee0205ec400f77bc59fa94c8f48676542bc6aa44da2c9223abfdf8719b8966",
-                     *       "trace_id": "15416d3887cfa64e16fcae50a2c258eb",
-                     *       "span_id": "0a0a6ff783e8ade7",
+                     *       "ask_commit": "sha256:f06c5d6f4308b301b30ceda440bf236358e07fca89746ef0b0928b246b486795",
+                     *       "input_hash": "sha256:00a91d199647bbff939ddb4da0885d62ec32167c26aca3eb04442eba0451634d",
+                     *       "action_ref": "sha256:5251156d48b3a1b3918b4fc22b5949de20d69414e00aee91354d0a5527bb3ec9",
+                     *       "trace_id": "bf0857de0794097379b53ce5070ea6fe",
+                     *       "span_id": "89d91c0c82980fd0",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:a111ac4183e282036613437f82a93a4422462bfdf8048cf73554e33df4ca8831"
+                     *         "bundle_hash": "sha256:e44496ca774eac314bf1794dc1549c3ec68c33c47ae745c9c02045c40fc6454f"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "5f1c1bc1fc02404adcfa6e02bab3599ea7684bfd770c2a1bfbf92814e1bd24b1",
-                     *         "hash": "eb8f9de92885b2d5fdd7e6835ecb8b57e6f36200875abb3aeebd5541bdd20a85",
+                     *         "prev_hash": "8479d8cc554468017096de78a03087fc9a5c046370a5a2461b718a50829ec8ab",
+                     *         "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -16750,7 +16879,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8hzvec6zka9hm0hg0y6mx4c",
+                     *       "event_id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -16805,13 +16934,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8hzvec6zka9hm0hg0y6mx4c",
+                     *       "event_id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T21:09:20.390Z",
-                     *         "owner": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *         "now": "2026-11-28T21:17:51.512Z",
+                     *         "owner": "usr_01m8j0aypkthry87dn31wm1nja",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -16820,8 +16949,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T21:09:20.390Z",
-                     *         "owner": "usr_01m8hzvc8yrj3nfxrdjwve8c14",
+                     *         "now": "2026-11-28T21:17:51.512Z",
+                     *         "owner": "usr_01m8j0aypkthry87dn31wm1nja",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -17063,10 +17192,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "eb8f9de92885b2d5fdd7e6835ecb8b57e6f36200875abb3aeebd5541bdd20a85",
-                     *       "kid": "fTUnALHwkvBaFPUM2XvViC00Gg-waNkmBserxbxF6fE",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-p52ln9/forensics\n2\neb8f9de92885b2d5fdd7e6835ecb8b57e6f36200875abb3aeebd5541bdd20a85\n\n— control.test qRS4u3+uVIeuYWb9WQ+yvzclutZrQagbHOu1Q43GxfrQ5AKdNsekmh4oihWTvsig+0rdoRrdsbP79PUv4IdGn+3oNAQ=\n",
-                     *       "created_at": "2026-11-28T21:09:20.976Z"
+                     *       "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
+                     *       "kid": "IxTKgARCOzqeiFjjX7zwnutP6mdEKWYd6c7UO14cqNA",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-cxyzy1/forensics\n2\nd5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37\n\n— control.test n1/aWLWqvGM+yI2d8jRHdJGfS0IkIU1w48qOLeku0xXVJGyiQOD9W0BwlwNxBZ+7iDFtigBGLjzjuxpxIfH55FqxOAU=\n",
+                     *       "created_at": "2026-11-28T21:17:52.864Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -17109,10 +17238,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "eb8f9de92885b2d5fdd7e6835ecb8b57e6f36200875abb3aeebd5541bdd20a85",
-                     *           "kid": "fTUnALHwkvBaFPUM2XvViC00Gg-waNkmBserxbxF6fE",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-p52ln9/forensics\n2\neb8f9de92885b2d5fdd7e6835ecb8b57e6f36200875abb3aeebd5541bdd20a85\n\n— control.test qRS4u3+uVIeuYWb9WQ+yvzclutZrQagbHOu1Q43GxfrQ5AKdNsekmh4oihWTvsig+0rdoRrdsbP79PUv4IdGn+3oNAQ=\n",
-                     *           "created_at": "2026-11-28T21:09:20.976Z"
+                     *           "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
+                     *           "kid": "IxTKgARCOzqeiFjjX7zwnutP6mdEKWYd6c7UO14cqNA",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-cxyzy1/forensics\n2\nd5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37\n\n— control.test n1/aWLWqvGM+yI2d8jRHdJGfS0IkIU1w48qOLeku0xXVJGyiQOD9W0BwlwNxBZ+7iDFtigBGLjzjuxpxIfH55FqxOAU=\n",
+                     *           "created_at": "2026-11-28T21:17:52.864Z"
                      *         }
                      *       ]
                      *     }
@@ -17204,18 +17333,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-28T21:09:20.665Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:a04623138a7acdf80451b763b223c90fc380cec47da2bfccc29df61d761c9586\",\"received_at\":\"2026-11-28T21:09:20.665Z\",\"seq\":1,\"tenant_id\":\"t1-p52ln9\",\"v\":1}",
-                     *           "hash": "5f1c1bc1fc02404adcfa6e02bab3599ea7684bfd770c2a1bfbf92814e1bd24b1",
-                     *           "computed_hash": "5f1c1bc1fc02404adcfa6e02bab3599ea7684bfd770c2a1bfbf92814e1bd24b1"
+                     *           "received_at": "2026-11-28T21:17:52.272Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:7791941ca00344de89200ae09eb03ecc5779095338cab6fb4c3cbd1193b7cb2d\",\"received_at\":\"2026-11-28T21:17:52.272Z\",\"seq\":1,\"tenant_id\":\"t1-cxyzy1\",\"v\":1}",
+                     *           "hash": "8479d8cc554468017096de78a03087fc9a5c046370a5a2461b718a50829ec8ab",
+                     *           "computed_hash": "8479d8cc554468017096de78a03087fc9a5c046370a5a2461b718a50829ec8ab"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m8hzvec6zka9hm0hg0y6mx4c",
-                     *           "received_at": "2026-11-28T21:09:20.665Z",
-                     *           "line": "{\"action_ref\":\"sha256:1bee0205ec400f77bc59fa94c8f48676542bc6aa44da2c9223abfdf8719b8966\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:c8a2329a5ef2545404f795c7f75e26078593811c885fd7fccdb06a7fad48bf6b\",\"bundle_hash\":\"sha256:a111ac4183e282036613437f82a93a4422462bfdf8048cf73554e33df4ca8831\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8hzvejatcfv0wy0ccahh07d\",\"evaluation_us\":250109,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8hzvec6zka9hm0hg0y6mx4c\",\"input_hash\":\"sha256:74f56920c2590f6e4204cc21b491c3289d971cc47a007cf2b02c75093d1f0657\",\"key_id\":\"agk_01m8hzvce0w1v742vt05ywv7qa\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T21:09:20.665Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"0a0a6ff783e8ade7\",\"tenant_id\":\"t1-p52ln9\",\"timestamp\":\"2026-11-28T21:09:20.390Z\",\"tool_name\":\"pay\",\"trace_id\":\"15416d3887cfa64e16fcae50a2c258eb\",\"v\":1}",
-                     *           "hash": "eb8f9de92885b2d5fdd7e6835ecb8b57e6f36200875abb3aeebd5541bdd20a85",
-                     *           "computed_hash": "eb8f9de92885b2d5fdd7e6835ecb8b57e6f36200875abb3aeebd5541bdd20a85"
+                     *           "id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4",
+                     *           "received_at": "2026-11-28T21:17:52.272Z",
+                     *           "line": "{\"action_ref\":\"sha256:5251156d48b3a1b3918b4fc22b5949de20d69414e00aee91354d0a5527bb3ec9\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:f06c5d6f4308b301b30ceda440bf236358e07fca89746ef0b0928b246b486795\",\"bundle_hash\":\"sha256:e44496ca774eac314bf1794dc1549c3ec68c33c47ae745c9c02045c40fc6454f\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8j0b1xnbyr4y5afv2c45f5b\",\"evaluation_us\":731787,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8j0b1grvz8fb7e9ta3gfwd4\",\"input_hash\":\"sha256:00a91d199647bbff939ddb4da0885d62ec32167c26aca3eb04442eba0451634d\",\"key_id\":\"agk_01m8j0azf00599tfhrxgzzgc01\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T21:17:52.272Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"89d91c0c82980fd0\",\"tenant_id\":\"t1-cxyzy1\",\"timestamp\":\"2026-11-28T21:17:51.512Z\",\"tool_name\":\"pay\",\"trace_id\":\"bf0857de0794097379b53ce5070ea6fe\",\"v\":1}",
+                     *           "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
+                     *           "computed_hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37"
                      *         }
                      *       ]
                      *     }
@@ -17425,12 +17554,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m8hzvh5tpxz4j1d9nnkn1w5a",
+                     *           "id": "aud_01m8j0b7vbxcynf3cn70k9hj02",
                      *           "seq": 27,
-                     *           "created_at": "2026-11-28T21:09:23.258Z",
+                     *           "created_at": "2026-11-28T21:17:57.995Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *             "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -17438,21 +17567,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m8hzvec6zka9hm0hg0y6mx4c"
+                     *             "id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m8hzvh4wbfzdx815vqpn724v",
-                     *           "prev_hash": "9add35aa3b0016fb7abc7764fd6a430b2b1a5b536995e02ccf2cc3ec08fa67d3",
-                     *           "hash": "c7da9ef5bcf86ec756b7af93bc6e7aeeb16aab97f9e412159ebefe4519f4dcab"
+                     *           "request_id": "req_01m8j0b7ty9kea7ag62xrzt207",
+                     *           "prev_hash": "a436c20d11d60e25eea1e5af1f5f2f1d095a6f687938f7dd18589c90665019ec",
+                     *           "hash": "00a82524d8b3270cb695cc541917122b7ba210c61aacd9275c21c9820ae75460"
                      *         },
                      *         {
-                     *           "id": "aud_01m8hzvfk2n3gsc361s98vfrq7",
+                     *           "id": "aud_01m8j0b3yrw63ef6dgzjsfzh4p",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-28T21:09:21.634Z",
+                     *           "created_at": "2026-11-28T21:17:54.008Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m8hzvcbsd1vad3k8g827k35b",
+                     *             "id": "key_01m8j0az5gdyv0tv5ffhxk96gd",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -17465,9 +17594,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m8hzvfgkqgxfx6yvn3fdy040",
-                     *           "prev_hash": "8f642f1462b0ccef557ff3927414a43d31d841949b90a2fd160935e72a5a4725",
-                     *           "hash": "9add35aa3b0016fb7abc7764fd6a430b2b1a5b536995e02ccf2cc3ec08fa67d3"
+                     *           "request_id": "req_01m8j0b3kanv0tyny2y0by8c2g",
+                     *           "prev_hash": "950014094b2362cd4b5e9945eb91ed1d8ab56f5ae171e4d2f8cbaf5d2adbddb0",
+                     *           "hash": "a436c20d11d60e25eea1e5af1f5f2f1d095a6f687938f7dd18589c90665019ec"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -17512,12 +17641,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m8hzvf97f2gh65n5p3a8kpep",
+                     *       "id": "aud_01m8j0b3cn7jqx8kcnrmqah9e0",
                      *       "seq": 25,
-                     *       "created_at": "2026-11-28T21:09:21.319Z",
+                     *       "created_at": "2026-11-28T21:17:53.429Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m8hzvcbzks8b9p7en8rqamzd",
+                     *         "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -17525,13 +17654,13 @@ export interface operations {
                      *       "code": "QST001I",
                      *       "target": {
                      *         "type": "question",
-                     *         "id": "qst_01m8hzvf8gvqzv79f3888evphx"
+                     *         "id": "qst_01m8j0b3c4gkptsezyvwb994je"
                      *       },
                      *       "severity": "info",
                      *       "detail": "kept",
-                     *       "request_id": "req_01m8hzvf8ekr6n9drkmy8daxm7",
-                     *       "prev_hash": "fcb5addc3daeb684699f0c90ff3587764aedbbb3a8c9f35af4315757196d7eee",
-                     *       "hash": "8f642f1462b0ccef557ff3927414a43d31d841949b90a2fd160935e72a5a4725"
+                     *       "request_id": "req_01m8j0b3bzeyzz9vjwb26wrav9",
+                     *       "prev_hash": "24bbbf61c603406aab33aba9b9deccfddb78b9d26e0ff54801fc33c6d559114a",
+                     *       "hash": "950014094b2362cd4b5e9945eb91ed1d8ab56f5ae171e4d2f8cbaf5d2adbddb0"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -17614,6 +17743,11 @@ export interface operations {
                  */
                 "application/json": {
                     purpose: string;
+                    /**
+                     * @description decisions (default), or the audit log
+                     * @enum {string}
+                     */
+                    chain?: "forensics" | "audit";
                     from?: string;
                     to?: string;
                     sequence_id?: string;
@@ -17632,20 +17766,21 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8hzvkatwrksw25z4jj99q2s",
+                     *       "package_id": "pkg_01m8j0bat36teqekd6xn1w8z4k",
                      *       "purpose": "x",
-                     *       "from": "2026-10-28T21:09:25.466Z",
-                     *       "to": "2026-11-28T21:09:25.466Z",
+                     *       "chain": "forensics",
+                     *       "from": "2026-10-28T21:18:01.027Z",
+                     *       "to": "2026-11-28T21:18:01.027Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:fbfd3c80597d785fc3c7416b8a87fb35e24155745c76a7c179008b1c3b787ccf",
-                     *       "public_key_fingerprint": "sha256:a04623138a7acdf80451b763b223c90fc380cec47da2bfccc29df61d761c9586",
-                     *       "size": 35328,
-                     *       "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
-                     *       "created_at": "2026-11-28T21:09:25.466Z"
+                     *       "package_hash": "sha256:96d1202528db0e4cd63b5ac5ad01b3f7022f46ecbcb1ff049de8a48538ffd50c",
+                     *       "public_key_fingerprint": "sha256:7791941ca00344de89200ae09eb03ecc5779095338cab6fb4c3cbd1193b7cb2d",
+                     *       "size": 57344,
+                     *       "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *       "created_at": "2026-11-28T21:18:01.027Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -17666,6 +17801,7 @@ export interface operations {
     "forensics-plan": {
         parameters: {
             query?: {
+                chain?: "forensics" | "audit";
                 from?: string;
                 to?: string;
                 sequence_id?: string;
@@ -17745,20 +17881,21 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m8hzvexyg17xpy7k3ze44zmk",
+                     *           "package_id": "pkg_01m8j0b2ngkys6hn77xf855dfq",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-28T21:09:20.958Z",
-                     *           "to": "2026-11-28T21:09:20.958Z",
+                     *           "chain": "forensics",
+                     *           "from": "2026-10-28T21:17:52.688Z",
+                     *           "to": "2026-11-28T21:17:52.688Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:3335befa14a60834015c2d95252748f5ee79f2779712820e3ab56357e74d0d70",
-                     *           "public_key_fingerprint": "sha256:a04623138a7acdf80451b763b223c90fc380cec47da2bfccc29df61d761c9586",
-                     *           "size": 27648,
-                     *           "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
-                     *           "created_at": "2026-11-28T21:09:20.958Z"
+                     *           "package_hash": "sha256:fd18cb2b454b1e9a950f3f0e61235338be1497edb0ae46564cdec4dcf08b6fff",
+                     *           "public_key_fingerprint": "sha256:7791941ca00344de89200ae09eb03ecc5779095338cab6fb4c3cbd1193b7cb2d",
+                     *           "size": 47104,
+                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "created_at": "2026-11-28T21:17:52.688Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -17804,30 +17941,31 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8hzvexyg17xpy7k3ze44zmk",
+                     *       "package_id": "pkg_01m8j0b2ngkys6hn77xf855dfq",
                      *       "purpose": "audit",
-                     *       "from": "2026-10-28T21:09:20.958Z",
-                     *       "to": "2026-11-28T21:09:20.958Z",
+                     *       "chain": "forensics",
+                     *       "from": "2026-10-28T21:17:52.688Z",
+                     *       "to": "2026-11-28T21:17:52.688Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:3335befa14a60834015c2d95252748f5ee79f2779712820e3ab56357e74d0d70",
-                     *       "public_key_fingerprint": "sha256:a04623138a7acdf80451b763b223c90fc380cec47da2bfccc29df61d761c9586",
-                     *       "size": 27648,
-                     *       "created_by": "usr_01m8hzvcbzks8b9p7en8rqamzd",
-                     *       "created_at": "2026-11-28T21:09:20.958Z",
+                     *       "package_hash": "sha256:fd18cb2b454b1e9a950f3f0e61235338be1497edb0ae46564cdec4dcf08b6fff",
+                     *       "public_key_fingerprint": "sha256:7791941ca00344de89200ae09eb03ecc5779095338cab6fb4c3cbd1193b7cb2d",
+                     *       "size": 47104,
+                     *       "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *       "created_at": "2026-11-28T21:17:52.688Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
-                     *           "size": 607,
-                     *           "sha256": "e45ac71ec7e9af41b8fc81eca40b1336dbf2e8cc9ac3e0de60ac7669616935c9"
+                     *           "size": 848,
+                     *           "sha256": "0eeabb4da061dda50dc8a71394b73f345bee9ad841e2c9c411563204a5cdf4cd"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
-                     *           "size": 607,
-                     *           "sha256": "e814095da91a61822d0d1bd48e9c433c1551021a0aad275912fb2fd50f002707"
+                     *           "size": 848,
+                     *           "sha256": "a87d341572c84d0e494e942106e5bb625ddda4bb186197c97c032338312392eb"
                      *         }
                      *       ]
                      *     }
@@ -17835,6 +17973,8 @@ export interface operations {
                     "application/json": {
                         package_id: string;
                         purpose: string;
+                        /** @enum {string} */
+                        chain: "forensics" | "audit";
                         /** Format: date-time */
                         from: string;
                         /** Format: date-time */
@@ -18092,7 +18232,7 @@ export interface operations {
                      *               "role": "approver"
                      *             },
                      *             "satisfy": {
-                     *               "route": "POST /v1/escrow/{id}/satisfy",
+                     *               "route": "POST /v1/escrow/{id}/satisfy or POST /v1/escrow/{id}/report",
                      *               "role": "approver",
                      *               "scopes": [
                      *                 "proxy",
@@ -18239,7 +18379,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m8hzvejatcfv0wy0ccahh07d",
+                     *       "id": "esc_01m8j0b1xnbyr4y5afv2c45f5b",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -18264,7 +18404,7 @@ export interface operations {
                      *             "held"
                      *           ],
                      *           "sent_by": {
-                     *             "route": "POST /v1/escrow/{id}/satisfy",
+                     *             "route": "POST /v1/escrow/{id}/satisfy or POST /v1/escrow/{id}/report",
                      *             "role": "approver",
                      *             "scopes": [
                      *               "proxy",
@@ -18316,7 +18456,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_38dcpwz",
+                     *       "id": "dlv_3h80t7b",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -18801,6 +18941,36 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    "get-auth-callback": {
+        parameters: {
+            query?: {
+                state?: string;
+                code?: string;
+                iss?: string;
+                error?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description To the dashboard when signed in, or to the sign-in page when refused */
+            302: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "get-auth-callback-connection": {
         parameters: {
             query?: {
@@ -18828,22 +18998,6 @@ export interface operations {
                 content?: never;
             };
             400: components["responses"]["VALIDATION_FAILED"];
-            429: components["responses"]["RATE_LIMITED"];
-            500: components["responses"]["INTERNAL"];
-            503: components["responses"]["UNAVAILABLE"];
-        };
-    };
-    "get-auth-callback": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            400: components["responses"]["VALIDATION_FAILED"];
-            404: components["responses"]["NOT_FOUND"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -18902,8 +19056,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "qLAI7bOxwKAWzbbkNE5dcu0GecaD8l7yDtj3bI5MWlE",
-                     *           "kid": "fTUnALHwkvBaFPUM2XvViC00Gg-waNkmBserxbxF6fE",
+                     *           "x": "bqDcFdRbuAK64D2ZVfpnVBgmI9Y__362M265vc0OS9k",
+                     *           "kid": "IxTKgARCOzqeiFjjX7zwnutP6mdEKWYd6c7UO14cqNA",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -19107,12 +19261,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "0232f9d25551a751689ce6275991934bc807c16e571e284a8863d23c401236f0"
+                     *         "hash": "9112f9f4d0b3814887b2d07277d08ffd35e3b1ea5f270ee5819fe73f56e0022c"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "eb8f9de92885b2d5fdd7e6835ecb8b57e6f36200875abb3aeebd5541bdd20a85",
-                     *         "created_at": "2026-11-28T21:09:20.976Z"
+                     *         "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
+                     *         "created_at": "2026-11-28T21:17:52.864Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -19154,9 +19308,13 @@ export interface operations {
                      *       "records_checked": 28,
                      *       "head": {
                      *         "seq": 28,
-                     *         "hash": "73addd509b2b4151024847aa93675d419adee949f81f9a502819b78282a7c65f"
+                     *         "hash": "6eb04fd03a8f4cf1a1c2ffbcf893b5c74231a55748967d214b208050acd72fcf"
                      *       },
-                     *       "last_checkpoint": null,
+                     *       "last_checkpoint": {
+                     *         "seq": 17,
+                     *         "hash": "1bbd6652e2b6e65228f2106d85dc4301b4a287fbc32dc0f8e4050fbb984ceb6d",
+                     *         "created_at": "2026-11-28T21:17:52.890Z"
+                     *       },
                      *       "accepted_losses": []
                      *     }
                      */
@@ -20786,6 +20944,41 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": components["schemas"]["ListPayload"];
+            };
+        };
+        responses: {
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
+            "2XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    "webhook-settings-change_proposed": {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
+                "X-Svc-Signature": string;
+                /** @description The type of the event */
+                "X-Svc-Event": string;
+                /** @description The id of the delivery, the same for all its attempts */
+                "X-Svc-Delivery": string;
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
+                "webhook-id": string;
+                /** @description Standard Webhooks: when this attempt was signed */
+                "webhook-timestamp": string;
+                /** @description Standard Webhooks: v1,<base64> */
+                "webhook-signature": string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SettingsChangePayload"];
             };
         };
         responses: {

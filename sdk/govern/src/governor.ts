@@ -294,7 +294,8 @@ export class Governor {
     const { onUnavailable = 'deny', reads = [] } = this.#options;
     if (onUnavailable !== 'allow-read' || !reads.includes(call.tool)) return { decision: 'deny', reason: UNAVAILABLE };
     const { attempt: _attempt, resume: _resume, apply_masks: _masks, ...action } = asked;
-    this.#late.push({ ...action, ran_at: new Date().toISOString() });
+    // its name keeps it from being recorded twice
+    this.#late.push({ ...action, call_id: crypto.randomUUID(), ran_at: new Date().toISOString() });
     if (this.#late.length > MOST_LATE) this.#late.shift();
     return { decision: 'allow', args, masks: [] };
   }

@@ -35,7 +35,7 @@ export function decodeUnreserved(text: string): string {
   });
 }
 
-export function withoutDots(text: string): string {
+function withoutDots(text: string): string {
   return /(?:^|\/)\.{1,2}(?:\/|$)|\/\//.test(text) ? path.posix.normalize(text) : text;
 }
 
