@@ -209,8 +209,9 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
           sampled(others, (other) => `${operation.line} ${key} ${JSON.stringify(other)}`, 5).map(async (other) => {
             // what these may be is any number or any object
             if (typeof value === 'number' && typeof other === 'number') return;
-            // unsets it
-            const unsets = operation.line === 'PATCH /v1/settings' || key === 'trust';
+            // unsets it, or says that it is not given
+            const optional = operation.line === 'POST /v1/evaluate' && !/^(?:action_type|tool_name)$/.test(key);
+            const unsets = operation.line === 'PATCH /v1/settings' || key === 'trust' || optional;
             if (unsets && other === null) return;
             const answer = await send(
               target(operation),
