@@ -1682,7 +1682,7 @@ export interface paths {
         get?: never;
         /**
          * Change what happens to changed tools of a server
-         * @description What is not named stays. The owner is a member whom others ask about its tools. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments) takes two people: the first one is kept as `proposal`.
+         * @description What is not named stays. The owner is a member whom others ask about its tools. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments, more keys that state facts) takes two people: the first one is kept as `proposal`.
          */
         put: operations["tools-changeServer"];
         post?: never;
@@ -2438,7 +2438,7 @@ export interface paths {
         };
         /**
          * Count the decisions in a range by time and by field
-         * @description Without `since`, from the first record; without `until`, up to now. Ranges with more than 5,000 candidates are estimated from 5,000 records that are spread evenly over the range: see `estimated`. The numbers of each decision over time are exact up to 50,000 of each that is not `allow`, as long as no other filter is set.
+         * @description Without `since`, from the first record; without `until`, up to now. By the time of decision with `decided_since` or `decided_until`, else by that of receipt. Ranges with more than 5,000 candidates are estimated from 5,000 records that are spread evenly over the range: see `estimated`. The numbers of each decision over time are exact up to 50,000 of each that is not `allow`, as long as no other filter is set.
          */
         get: operations["events-counts"];
         put?: never;
@@ -3256,7 +3256,7 @@ export interface paths {
         };
         /**
          * The decisions that match, as a CSV file
-         * @description With the filters of the list, the newest first, at most 10,000 decisions and 16 MiB. A file that does not have all of them says so in its name, in the header X-Svc-Incomplete, and in the line after the column names and the last one, which both begin with INCOMPLETE. Times are in UTC. Characters that cannot be seen are written out, and what a spreadsheet would take for a formula is preceded by an apostrophe. It has nothing of requests. Each call is in the audit log.
+         * @description With the filters of the list, the newest first, at most 10,000 decisions and 16 MiB. A file that does not have all of them says so in its name, in the header X-Svc-Incomplete, and in the line after the column names and the last one, which both begin with INCOMPLETE. Times are in UTC: `decided_at` by the clock of whoever decided, `received_at` by this server’s. `seq` and `hash` are the position in the chain and the hash as stored: a verification shows whether it is that of the record. Characters that cannot be seen are written out, and what a spreadsheet would take for a formula is preceded by an apostrophe. It has nothing of requests. Each call is in the audit log.
          */
         get: operations["get-v1-events-export"];
         put?: never;
@@ -5045,6 +5045,8 @@ export interface components {
             trust: number | null;
             /** @description proxies check the arguments of calls against the schema of the tool */
             check_arguments: boolean;
+            /** @description the API keys whose proxies may state facts of sessions about the server, each by the first of its line; empty: any proxy */
+            proxy_keys: string[];
             /** @description the person who answers for the server */
             owner_id: string | null;
             /** Format: date-time */
@@ -5067,6 +5069,8 @@ export interface components {
                     trust: number | null;
                     /** @description proxies check the arguments of calls against the schema of the tool */
                     check_arguments: boolean;
+                    /** @description the API keys whose proxies may state facts of sessions about the server, each by the first of its line; empty: any proxy */
+                    proxy_keys: string[];
                 };
             } | null;
             /** @description how many tools, by status */
@@ -5654,14 +5658,14 @@ export interface components {
             session_id: string;
             method: string;
             proxy_id: string;
+            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
+            timestamp: string;
             evaluation_us: number;
             /**
              * Format: date-time
              * @description when the control plane received it
              */
             created_at: string;
-            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
-            timestamp: string;
             rule_id?: string;
             escrow_id?: string;
             outcome?: string;
@@ -5785,6 +5789,8 @@ export interface components {
             session_id: string;
             method: string;
             proxy_id: string;
+            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
+            timestamp: string;
             evaluation_us: number;
             /**
              * Format: date-time
@@ -5909,7 +5915,7 @@ export interface components {
                 };
                 /**
                  * Format: date-time
-                 * @description of those looked at, the first
+                 * @description of those looked at, the first, by the time that is asked for
                  */
                 first_at: string;
                 /**
@@ -5941,6 +5947,8 @@ export interface components {
             session_id: string;
             method: string;
             proxy_id: string;
+            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
+            timestamp: string;
             evaluation_us: number;
             /**
              * Format: date-time
@@ -5992,8 +6000,6 @@ export interface components {
             key_id?: string;
             proxy_seq?: number;
             source_ip?: string;
-            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
-            timestamp: string;
             total_latency_ms?: number;
             confidence?: number;
             /** @description the policy engine, and the version of the mapping and settling around it */
@@ -7156,9 +7162,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-cxyzy1",
+                     *       "tenant_id": "t1-boxbfy",
                      *       "user": {
-                     *         "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *         "id": "usr_01m8j16gd1fms619bz31tx3mmd",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -7253,14 +7259,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8j0azby51gr4k6xbem0qc0k",
+                     *           "id": "ses_01m8j16geekr857nhyzmtswxtr",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T21:17:49.310Z",
-                     *           "last_seen_at": "2026-11-28T21:17:49.310Z",
-                     *           "expires_at": "2026-11-29T21:17:49.310Z"
+                     *           "created_at": "2026-11-28T21:32:51.534Z",
+                     *           "last_seen_at": "2026-11-28T21:32:51.534Z",
+                     *           "expires_at": "2026-11-29T21:32:51.534Z"
                      *         }
                      *       ]
                      *     }
@@ -7370,14 +7376,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8j0azby51gr4k6xbem0qc0k",
+                     *           "id": "ses_01m8j16geekr857nhyzmtswxtr",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T21:17:49.310Z",
-                     *           "last_seen_at": "2026-11-28T21:17:49.310Z",
-                     *           "expires_at": "2026-11-29T21:17:49.310Z"
+                     *           "created_at": "2026-11-28T21:32:51.534Z",
+                     *           "last_seen_at": "2026-11-28T21:32:51.534Z",
+                     *           "expires_at": "2026-11-29T21:32:51.534Z"
                      *         }
                      *       ]
                      *     }
@@ -7496,7 +7502,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -7504,13 +7510,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T21:17:48.627Z",
+                     *           "created_at": "2026-11-28T21:32:51.396Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "id": "usr_01m8j16gd1fms619bz31tx3mmd",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -7518,8 +7524,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T21:17:49.140Z",
-                     *           "last_login": "2026-11-28T21:17:49.310Z",
+                     *           "created_at": "2026-11-28T21:32:51.489Z",
+                     *           "last_login": "2026-11-28T21:32:51.534Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -7568,7 +7574,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *       "id": "usr_01m8j16gd1fms619bz31tx3mmd",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -7576,8 +7582,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-28T21:17:49.140Z",
-                     *       "last_login": "2026-11-28T21:17:49.310Z",
+                     *       "created_at": "2026-11-28T21:32:51.489Z",
+                     *       "last_login": "2026-11-28T21:32:51.534Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -7620,7 +7626,7 @@ export interface operations {
                      *       "token_issuers": [],
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
+                     *           "id": "sub_01m8j16hprgfe92nw4n7hq6j6b",
                      *           "destination_type": "webhook",
                      *           "active": false
                      *         }
@@ -7797,14 +7803,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m8j0b2yk90bmdg9vw8m3y2f3",
+                     *           "id": "inv_01m8j16hp6pp708vqb37s6dmnv",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-28T21:17:52.979Z",
-                     *           "sent_at": "2026-11-28T21:17:52.979Z",
-                     *           "expires_at": "2026-12-05T21:17:52.979Z"
+                     *           "created_at": "2026-11-28T21:32:52.806Z",
+                     *           "sent_at": "2026-11-28T21:32:52.806Z",
+                     *           "expires_at": "2026-12-05T21:32:52.806Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -8076,25 +8082,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m8j0b2j2wc6kspfq3dgvrt4b",
+                     *           "id": "key_01m8j16he77ct3b8ve232jtde8",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *           "created_at": "2026-11-28T21:17:52.578Z"
+                     *           "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *           "created_at": "2026-11-28T21:32:52.552Z"
                      *         },
                      *         {
-                     *           "id": "key_01m8j0az5gdyv0tv5ffhxk96gd",
+                     *           "id": "key_01m8j16gcxj8503082xbr9zcr8",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *           "created_at": "2026-11-28T21:17:49.112Z",
-                     *           "last_used_at": "2026-11-28T21:17:49.485Z"
+                     *           "created_by": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *           "created_at": "2026-11-28T21:32:51.485Z",
+                     *           "last_used_at": "2026-11-28T21:32:51.601Z"
                      *         }
                      *       ]
                      *     }
@@ -8151,14 +8157,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m8j0bag921rc04qsc2tdk1b2",
+                     *       "id": "key_01m8j16k9xtn8kt0wrrck37yd5",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-28T21:18:00.715Z"
+                     *       "created_at": "2026-11-28T21:32:54.462Z"
                      *     }
                      */
                     "application/json": {
@@ -8307,24 +8313,24 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8j0b2m50ew0pmrxj910tmfj",
+                     *           "id": "agk_01m8j16heg8r6vnraer2hextr3",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "owner_id": "usr_01m8j16gd1fms619bz31tx3mmd",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T21:17:52.646Z",
+                     *           "created_at": "2026-11-28T21:32:52.561Z",
                      *           "last_used_by": null
                      *         },
                      *         {
-                     *           "id": "agk_01m8j0azf00599tfhrxgzzgc01",
+                     *           "id": "agk_01m8j16gf2bs3rprxb2fv3k6cn",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "owner_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T21:17:49.412Z",
-                     *           "last_used_at": "2026-11-28T21:17:51.511Z",
+                     *           "created_at": "2026-11-28T21:32:51.555Z",
+                     *           "last_used_at": "2026-11-28T21:32:52.220Z",
                      *           "last_used_by": null
                      *         }
                      *       ]
@@ -8384,13 +8390,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m8j0bahkhxpxh3rq2n9ymfyb",
+                     *       "id": "agk_01m8j16ka6xksx1qhmn272wttq",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *       "created_at": "2026-11-28T21:18:00.756Z"
+                     *       "owner_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *       "created_at": "2026-11-28T21:32:54.470Z"
                      *     }
                      */
                     "application/json": {
@@ -8538,7 +8544,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-cxyzy1",
+                     *       "audience": "https://control.example/tenants/t1-boxbfy",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -8554,7 +8560,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-28T21:17:53.240Z",
+                     *           "created_at": "2026-11-28T21:32:52.874Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -8723,25 +8729,25 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *           "id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *           "id": "usr_01m8j16gd1fms619bz31tx3mmd",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
                      *       ],
                      *       "keys": [
                      *         {
-                     *           "id": "agk_01m8j0b2m50ew0pmrxj910tmfj",
+                     *           "id": "agk_01m8j16heg8r6vnraer2hextr3",
                      *           "kind": "agent_key",
                      *           "name": "agent-2",
                      *           "ended": false
                      *         },
                      *         {
-                     *           "id": "key_01m8j0b2j2wc6kspfq3dgvrt4b",
+                     *           "id": "key_01m8j16he77ct3b8ve232jtde8",
                      *           "kind": "api_key",
                      *           "name": "k",
                      *           "ended": false
@@ -8986,11 +8992,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m8j0b33b75qvraj2b2kcc2cv",
+                     *           "id": "stc_01m8j16hqskw2c90va2t85j9nx",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *           "created_at": "2026-11-28T21:17:53.131Z",
+                     *           "proposed_by": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *           "created_at": "2026-11-28T21:32:52.857Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -9664,9 +9670,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *           "created_at": "2026-11-28T21:17:49.498Z",
-                     *           "updated_at": "2026-11-28T21:17:53.781Z",
+                     *           "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *           "created_at": "2026-11-28T21:32:51.603Z",
+                     *           "updated_at": "2026-11-28T21:32:52.952Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -9761,9 +9767,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *       "created_at": "2026-11-28T21:18:00.273Z",
-                     *       "updated_at": "2026-11-28T21:18:00.273Z",
+                     *       "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *       "created_at": "2026-11-28T21:32:54.305Z",
+                     *       "updated_at": "2026-11-28T21:32:54.305Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -10304,9 +10310,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *       "created_at": "2026-11-28T21:17:49.498Z",
-                     *       "updated_at": "2026-11-28T21:17:53.781Z",
+                     *       "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *       "created_at": "2026-11-28T21:32:51.603Z",
+                     *       "updated_at": "2026-11-28T21:32:52.952Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -10314,28 +10320,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *           "created_at": "2026-11-28T21:17:53.781Z",
+                     *           "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *           "created_at": "2026-11-28T21:32:52.952Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *           "created_at": "2026-11-28T21:17:49.498Z",
+                     *           "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *           "created_at": "2026-11-28T21:32:51.603Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *             "decided_at": "2026-11-28T21:17:51.243Z"
+                     *             "decided_by": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *             "decided_at": "2026-11-28T21:32:52.191Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *               "decided_at": "2026-11-28T21:17:51.243Z"
+                     *               "decided_by": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *               "decided_at": "2026-11-28T21:32:52.191Z"
                      *             }
                      *           ]
                      *         }
@@ -10518,9 +10524,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *       "created_at": "2026-11-28T21:17:49.498Z",
-                     *       "updated_at": "2026-11-28T21:18:00.530Z",
+                     *       "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *       "created_at": "2026-11-28T21:32:51.603Z",
+                     *       "updated_at": "2026-11-28T21:32:54.412Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -10952,20 +10958,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *       "created_at": "2026-11-28T21:17:49.498Z",
+                     *       "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *       "created_at": "2026-11-28T21:32:51.603Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *         "decided_at": "2026-11-28T21:17:51.243Z"
+                     *         "decided_by": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *         "decided_at": "2026-11-28T21:32:52.191Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *           "decided_at": "2026-11-28T21:17:51.243Z"
+                     *           "decided_by": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *           "decided_at": "2026-11-28T21:32:52.191Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -11504,7 +11510,7 @@ export interface operations {
                      * @example {
                      *       "questions": [
                      *         {
-                     *           "id": "qst_01m8j0b3c4gkptsezyvwb994je",
+                     *           "id": "qst_01m8j16hrveqx89qw2pprhjy9w",
                      *           "name": "kept",
                      *           "request": {
                      *             "agent_id": "agent-1",
@@ -11512,8 +11518,8 @@ export interface operations {
                      *             "action_type": "tool_call",
                      *             "tool_name": "read"
                      *           },
-                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *           "created_at": "2026-11-28T21:17:53.412Z"
+                     *           "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *           "created_at": "2026-11-28T21:32:52.891Z"
                      *         }
                      *       ]
                      *     }
@@ -11686,7 +11692,7 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T21:17:53.781Z",
+                     *           "written_at": "2026-11-28T21:32:52.952Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -11739,12 +11745,12 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T21:17:53.781Z"
+                     *           "written_at": "2026-11-28T21:32:52.952Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-29T21:17:55.786Z",
+                     *       "since": "2026-10-29T21:32:53.246Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -11933,16 +11939,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-29T21:17:53.072Z",
-                     *         "to": "2026-11-28T21:17:53.072Z"
+                     *         "from": "2026-10-29T21:32:52.841Z",
+                     *         "to": "2026-11-28T21:32:52.841Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-28T21:17:53.072Z",
+                     *       "created_at": "2026-11-28T21:32:52.841Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-28T21:17:53.072Z",
+                     *       "finished_at": "2026-11-28T21:32:52.841Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -12101,16 +12107,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-29T21:17:53.072Z",
-                     *             "to": "2026-11-28T21:17:53.072Z"
+                     *             "from": "2026-10-29T21:32:52.841Z",
+                     *             "to": "2026-11-28T21:32:52.841Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-28T21:17:53.072Z",
+                     *           "created_at": "2026-11-28T21:32:52.841Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-28T21:17:53.072Z",
+                     *           "finished_at": "2026-11-28T21:32:52.841Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -12202,8 +12208,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *             "created_at": "2026-11-28T21:17:52.525Z",
+                     *             "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *             "created_at": "2026-11-28T21:32:52.520Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -12264,8 +12270,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *         "created_at": "2026-11-28T21:17:52.525Z",
+                     *         "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *         "created_at": "2026-11-28T21:32:52.520Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -12280,8 +12286,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *           "created_at": "2026-11-28T21:17:52.525Z",
+                     *           "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *           "created_at": "2026-11-28T21:32:52.520Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12294,8 +12300,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8j0aypkthry87dn31wm1nja",
-                     *           "created_at": "2026-11-28T21:17:52.457Z",
+                     *           "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *           "created_at": "2026-11-28T21:32:52.490Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12726,9 +12732,9 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m8j0az5gdyv0tv5ffhxk96gd",
-                     *           "first_seen_at": "2026-11-28T21:17:53.582Z",
-                     *           "last_seen_at": "2026-11-28T21:17:53.582Z",
+                     *           "key_id": "key_01m8j16gcxj8503082xbr9zcr8",
+                     *           "first_seen_at": "2026-11-28T21:32:52.922Z",
+                     *           "last_seen_at": "2026-11-28T21:32:52.922Z",
                      *           "state": "alive",
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -12803,7 +12809,7 @@ export interface operations {
                      *           "bundle_hash": null,
                      *           "bundle_seq": null,
                      *           "built_at": null,
-                     *           "since": "2026-11-28T21:17:53.562Z",
+                     *           "since": "2026-11-28T21:32:52.919Z",
                      *           "until": null,
                      *           "lag_seconds": null,
                      *           "change": null
@@ -12884,18 +12890,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8j0azf00599tfhrxgzzgc01",
-                     *           "key_hash": "sha256:f9703a58a2952cc3f99f80453cf246bcbd52e50e0c4b8cba22bbdc1389dc21ed",
+                     *           "id": "agk_01m8j16gf2bs3rprxb2fv3k6cn",
+                     *           "key_hash": "sha256:3bd5c507670ec238c3ac8a7dc4c2ad783693bb813d99e317422f4e389a7d5f14",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8j0aypkthry87dn31wm1nja"
+                     *           "owner_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a"
                      *         },
                      *         {
-                     *           "id": "agk_01m8j0b2m50ew0pmrxj910tmfj",
-                     *           "key_hash": "sha256:37a51f74823b3675e6c5180e403b7e8fcde39183d7653e5ed00ea41bd76700f6",
+                     *           "id": "agk_01m8j16heg8r6vnraer2hextr3",
+                     *           "key_hash": "sha256:df5ec87d3c0e4ef8def15d3136d6854eb21a1768b05edb9ba27456901f4fc601",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8j0az6mr1fe19gwvx4tvb84"
+                     *           "owner_id": "usr_01m8j16gd1fms619bz31tx3mmd"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -13046,8 +13052,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-28T21:17:52.362Z",
-                     *           "last_seen": "2026-11-28T21:17:52.362Z"
+                     *           "first_seen": "2026-11-28T21:32:52.461Z",
+                     *           "last_seen": "2026-11-28T21:32:52.461Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -13144,8 +13150,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-28T21:17:52.362Z",
-                     *       "last_seen": "2026-11-28T21:17:52.362Z",
+                     *       "first_seen": "2026-11-28T21:32:52.461Z",
+                     *       "last_seen": "2026-11-28T21:32:52.461Z",
                      *       "owner_id": null,
                      *       "approved": null,
                      *       "shown": {
@@ -13177,9 +13183,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-28T21:17:52.362Z",
-                     *           "last_seen": "2026-11-28T21:17:52.362Z",
-                     *           "reported_by": "key_01m8j0az5gdyv0tv5ffhxk96gd",
+                     *           "first_seen": "2026-11-28T21:32:52.461Z",
+                     *           "last_seen": "2026-11-28T21:32:52.461Z",
+                     *           "reported_by": "key_01m8j16gcxj8503082xbr9zcr8",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -13498,9 +13504,10 @@ export interface operations {
                      *           "mode": "default",
                      *           "trust": null,
                      *           "check_arguments": false,
+                     *           "proxy_keys": [],
                      *           "owner_id": null,
-                     *           "first_seen": "2026-11-28T21:17:52.362Z",
-                     *           "last_seen": "2026-11-28T21:17:52.362Z",
+                     *           "first_seen": "2026-11-28T21:32:52.461Z",
+                     *           "last_seen": "2026-11-28T21:32:52.461Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -13559,6 +13566,8 @@ export interface operations {
                     trust?: number | null;
                     /** @description proxies check the arguments of calls against the schema of the tool */
                     check_arguments?: boolean;
+                    /** @description ids of API keys: facts about this server, and about tools that it lists, then count only from proxies with one of these, or with a key that replaces one; empty: from any proxy */
+                    proxy_keys?: string[];
                     /** @description the person who answers for the server; takes no second person, for nothing is decided by it */
                     owner_id?: string | null;
                     /** @description why; it goes into the audit log */
@@ -13625,7 +13634,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-28T21:17:53.514Z",
+                     *           "last_seen": "2026-11-28T21:32:52.909Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -13691,10 +13700,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-28T21:17:53.514Z",
+                     *       "last_seen": "2026-11-28T21:32:52.909Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m8j0aypkthry87dn31wm1nja"
+                     *         "usr_01m8j16ga4tb9kr7e5pzpd8f5a"
                      *       ]
                      *     }
                      */
@@ -13799,11 +13808,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m8j0b1xnbyr4y5afv2c45f5b",
+                     *           "id": "esc_01m8j16h715b9d657eg2hm4q2t",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m8j0azf00599tfhrxgzzgc01",
+                     *           "opened_by": "agk_01m8j16gf2bs3rprxb2fv3k6cn",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -13825,8 +13834,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-28T22:17:51.925Z",
-                     *           "created_at": "2026-11-28T21:17:51.925Z",
+                     *           "expires_at": "2026-11-28T22:32:52.321Z",
+                     *           "created_at": "2026-11-28T21:32:52.321Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -13840,10 +13849,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m8j0aypkthry87dn31wm1nja"
+                     *             "usr_01m8j16ga4tb9kr7e5pzpd8f5a"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:9e97e323872fc1237329ed0a58a9ec68e24e646c9f0c4082ad2314bda18fae12"
+                     *           "shown_hash": "sha256:864bf9f0b23a5392f35e5f111ef1e3e209e7a4342fc817c8dc589dee1ff76c3a"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -14024,7 +14033,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-28T22:17:51.925Z"
+                     *           "next_expires_at": "2026-11-28T22:32:52.321Z"
                      *         }
                      *       ]
                      *     }
@@ -14212,7 +14221,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T21:17:57.123Z",
+                     *       "since": "2026-11-27T21:32:53.541Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -14268,11 +14277,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m8j0b1xnbyr4y5afv2c45f5b",
+                     *       "id": "esc_01m8j16h715b9d657eg2hm4q2t",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m8j0azf00599tfhrxgzzgc01",
+                     *       "opened_by": "agk_01m8j16gf2bs3rprxb2fv3k6cn",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -14294,8 +14303,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-28T22:17:51.925Z",
-                     *       "created_at": "2026-11-28T21:17:51.925Z",
+                     *       "expires_at": "2026-11-28T22:32:52.321Z",
+                     *       "created_at": "2026-11-28T21:32:52.321Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -14309,10 +14318,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m8j0aypkthry87dn31wm1nja"
+                     *         "usr_01m8j16ga4tb9kr7e5pzpd8f5a"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:9e97e323872fc1237329ed0a58a9ec68e24e646c9f0c4082ad2314bda18fae12"
+                     *       "shown_hash": "sha256:864bf9f0b23a5392f35e5f111ef1e3e209e7a4342fc817c8dc589dee1ff76c3a"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -14719,15 +14728,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m8j0b37ww9kgtpqck1e8gxzj",
+                     *           "id": "stp_01m8j16hrdrk9esg7c2ym1a8qj",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *           "created_at": "2026-11-28T21:17:53.303Z",
+                     *           "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *           "created_at": "2026-11-28T21:32:52.880Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -14855,15 +14864,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m8j0b37ww9kgtpqck1e8gxzj",
+                     *       "id": "stp_01m8j16hrdrk9esg7c2ym1a8qj",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *       "created_at": "2026-11-28T21:17:53.303Z",
+                     *       "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *       "created_at": "2026-11-28T21:32:52.880Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -14874,7 +14883,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-28T21:17:53.582Z"
+                     *             "last_seen_at": "2026-11-28T21:32:52.922Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -14970,7 +14979,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
+                     *           "id": "sub_01m8j16hprgfe92nw4n7hq6j6b",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -14981,10 +14990,10 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *           "owner_id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *           "created_at": "2026-11-28T21:17:53.012Z",
-                     *           "updated_at": "2026-11-28T21:17:53.012Z"
+                     *           "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *           "owner_id": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *           "created_at": "2026-11-28T21:32:52.824Z",
+                     *           "updated_at": "2026-11-28T21:32:52.824Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -15103,7 +15112,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
+                     *       "id": "sub_01m8j16hprgfe92nw4n7hq6j6b",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -15114,10 +15123,10 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *       "owner_id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *       "created_at": "2026-11-28T21:17:53.012Z",
-                     *       "updated_at": "2026-11-28T21:17:53.012Z"
+                     *       "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *       "owner_id": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *       "created_at": "2026-11-28T21:32:52.824Z",
+                     *       "updated_at": "2026-11-28T21:32:52.824Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -15387,12 +15396,12 @@ export interface operations {
                      *         "x-svc-event": "escrow.created",
                      *         "x-svc-delivery": "dlv_example",
                      *         "x-svc-test": "true",
-                     *         "x-svc-signature": "t=1795900677,v1=beaf12abd4c8dab3a1fa38f9700ebb778631c44309e75ea52db2e679f6c3589f",
+                     *         "x-svc-signature": "t=1795901573,v1=dafcb95a7851ac197adc585522196a6efe7a8fa111fd3b05239a9af32ed64693",
                      *         "webhook-id": "oev_example",
-                     *         "webhook-timestamp": "1795900677",
-                     *         "webhook-signature": "v1,E1DYvjTuUHGH3PN8WYZQZfIR5zddXNW+E1wV+IDGm/I="
+                     *         "webhook-timestamp": "1795901573",
+                     *         "webhook-signature": "v1,XBygbmGCGjgMNCRjIJ4AWYDpNZrDP2MCmS665jr24lY="
                      *       },
-                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-cxyzy1\",\"test\":true,\"created_at\":\"2026-11-28T21:17:57.390Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T22:17:57.390Z\",\"notify_targets\":[]}",
+                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-boxbfy\",\"test\":true,\"created_at\":\"2026-11-28T21:32:53.602Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T22:32:53.602Z\",\"notify_targets\":[]}",
                      *       "secret": "whsec_YW4gZXhhbXBsZSB0aGF0IGV2ZXJ5Ym9keSBrbm93cw=="
                      *     }
                      */
@@ -15496,8 +15505,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T21:17:57.406Z",
-                     *       "until": "2026-11-28T21:17:57.406Z",
+                     *       "since": "2026-11-27T21:32:53.612Z",
+                     *       "until": "2026-11-28T21:32:53.612Z",
                      *       "bucket_seconds": 3600,
                      *       "complete_since": null,
                      *       "delivered": 0,
@@ -15572,8 +15581,8 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_3h80t7b",
-                     *           "subscription_id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
+                     *           "id": "dlv_3hq6j6b",
+                     *           "subscription_id": "sub_01m8j16hprgfe92nw4n7hq6j6b",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "test": false,
@@ -15583,7 +15592,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-28T21:17:53.505Z",
+                     *           "created_at": "2026-11-28T21:32:52.907Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -15633,8 +15642,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_3h80t7b",
-                     *       "subscription_id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
+                     *       "id": "dlv_3hq6j6b",
+                     *       "subscription_id": "sub_01m8j16hprgfe92nw4n7hq6j6b",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "test": false,
@@ -15644,7 +15653,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-28T21:17:53.505Z",
+                     *       "created_at": "2026-11-28T21:32:52.907Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -15760,7 +15769,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8j0b2zmgeh0y2x6mhh80t7b",
+                     *           "id": "sub_01m8j16hprgfe92nw4n7hq6j6b",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -16022,13 +16031,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8j0bajs5he71eetcwzwt351",
+                     *       "event_id": "evt_01m8j16kah735f6k89sf4v4b0d",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:5cae1c61be8024e3740c407c31d0836f7059e3686a864e2331ef101504c95bea",
+                     *       "bundle_hash": "sha256:1fc80bab319a2702a207205c7d0578c490bd36dd859d931fa49ceec552f62250",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 29210
+                     *       "evaluation_us": 21058
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16167,13 +16176,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8j0bamg2qd5e1adc9fsw5yy",
+                     *       "event_id": "evt_01m8j16kbnd95whjxy7r35fmqm",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:5cae1c61be8024e3740c407c31d0836f7059e3686a864e2331ef101504c95bea",
+                     *       "bundle_hash": "sha256:1fc80bab319a2702a207205c7d0578c490bd36dd859d931fa49ceec552f62250",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 349
+                     *       "evaluation_us": 225
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16311,11 +16320,11 @@ export interface operations {
                     /**
                      * @example {
                      *       "session_id": "session-1",
-                     *       "first_at": "2026-11-28T21:17:53.514Z",
-                     *       "last_at": "2026-11-28T21:17:53.514Z",
+                     *       "first_at": "2026-11-28T21:32:52.909Z",
+                     *       "last_at": "2026-11-28T21:32:52.909Z",
                      *       "entries": [
                      *         {
-                     *           "id": "event-4556-4",
+                     *           "id": "event-15499-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16327,12 +16336,12 @@ export interface operations {
                      *           "session_id": "session-1",
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
+                     *           "timestamp": "2026-01-31T12:00:00.000Z",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:17:53.514Z",
-                     *           "timestamp": "2026-01-31T12:00:00.000Z"
+                     *           "created_at": "2026-11-28T21:32:52.909Z"
                      *         },
                      *         {
-                     *           "id": "event-4556-5",
+                     *           "id": "event-15499-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16344,9 +16353,9 @@ export interface operations {
                      *           "session_id": "session-1",
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
+                     *           "timestamp": "2026-01-31T12:00:00.000Z",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:17:53.514Z",
-                     *           "timestamp": "2026-01-31T12:00:00.000Z"
+                     *           "created_at": "2026-11-28T21:32:52.909Z"
                      *         }
                      *       ],
                      *       "holds": [],
@@ -16397,6 +16406,8 @@ export interface operations {
                 not_trace_id?: string[];
                 since?: string;
                 until?: string;
+                decided_since?: string;
+                decided_until?: string;
                 after?: string;
                 order?: "asc" | "desc";
                 limit?: number;
@@ -16420,7 +16431,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-4556-5",
+                     *           "id": "event-15499-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16432,11 +16443,12 @@ export interface operations {
                      *           "session_id": "session-1",
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
+                     *           "timestamp": "2026-01-31T12:00:00.000Z",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:17:53.514Z"
+                     *           "created_at": "2026-11-28T21:32:52.909Z"
                      *         },
                      *         {
-                     *           "id": "event-4556-4",
+                     *           "id": "event-15499-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16448,8 +16460,9 @@ export interface operations {
                      *           "session_id": "session-1",
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
+                     *           "timestamp": "2026-01-31T12:00:00.000Z",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:17:53.514Z"
+                     *           "created_at": "2026-11-28T21:32:52.909Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -16498,12 +16511,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T21:17:57.841Z",
-                     *       "until": "2026-11-28T21:17:57.841Z",
+                     *       "since": "2026-11-27T21:32:53.731Z",
+                     *       "until": "2026-11-28T21:32:53.731Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-27T21:17:57.841Z",
+                     *           "at": "2026-11-27T21:32:53.731Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16511,7 +16524,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-27T22:17:57.841Z",
+                     *           "at": "2026-11-27T22:32:53.731Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16522,7 +16535,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-28T21:17:53.514Z"
+                     *         "at": "2026-11-28T21:32:52.909Z"
                      *       }
                      *     }
                      */
@@ -16563,6 +16576,8 @@ export interface operations {
                 not_trace_id?: string[];
                 since?: string;
                 until?: string;
+                decided_since?: string;
+                decided_until?: string;
                 buckets?: number;
                 utc_offset?: number;
                 facets?: "all" | "none";
@@ -16584,8 +16599,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-28T21:17:52.272Z",
-                     *       "until": "2026-11-28T21:17:57.889Z",
+                     *       "since": "2026-11-28T21:32:52.449Z",
+                     *       "until": "2026-11-28T21:32:53.741Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -16596,18 +16611,18 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-28T21:17:52.000Z",
-                     *           "allow": 0,
+                     *           "at": "2026-11-28T21:32:52.000Z",
+                     *           "allow": 1,
                      *           "allow_with_masking": 0,
-                     *           "deny": 0,
+                     *           "deny": 1,
                      *           "escrow": 1,
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-28T21:17:53.000Z",
-                     *           "allow": 1,
+                     *           "at": "2026-11-28T21:32:53.000Z",
+                     *           "allow": 0,
                      *           "allow_with_masking": 0,
-                     *           "deny": 1,
+                     *           "deny": 0,
                      *           "escrow": 0,
                      *           "rate_limited": 0
                      *         }
@@ -16708,6 +16723,8 @@ export interface operations {
                 not_trace_id?: string[];
                 since?: string;
                 until?: string;
+                decided_since?: string;
+                decided_until?: string;
                 /** @description the field whose values are counted */
                 by: "decision" | "tool_name" | "tool_server" | "agent_id" | "agent_role" | "rule_id" | "policy_id" | "session_id" | "proxy_id";
                 and?: "decision" | "tool_name" | "tool_server" | "agent_id" | "agent_role" | "rule_id" | "policy_id" | "session_id" | "proxy_id";
@@ -16744,8 +16761,8 @@ export interface operations {
                      *             "escrow": 0,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T21:17:53.514Z",
-                     *           "last_at": "2026-11-28T21:17:53.514Z"
+                     *           "first_at": "2026-11-28T21:32:52.909Z",
+                     *           "last_at": "2026-11-28T21:32:52.909Z"
                      *         },
                      *         {
                      *           "value": "pay",
@@ -16757,8 +16774,8 @@ export interface operations {
                      *             "escrow": 1,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T21:17:52.272Z",
-                     *           "last_at": "2026-11-28T21:17:52.272Z"
+                     *           "first_at": "2026-11-28T21:32:52.449Z",
+                     *           "last_at": "2026-11-28T21:32:52.449Z"
                      *         }
                      *       ],
                      *       "others": {
@@ -16801,7 +16818,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4",
+                     *       "id": "evt_01m8j16h3yw648xfqx9311gew1",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -16813,32 +16830,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 731787,
-                     *       "created_at": "2026-11-28T21:17:52.272Z",
+                     *       "timestamp": "2026-11-28T21:32:52.222Z",
+                     *       "evaluation_us": 215880,
+                     *       "created_at": "2026-11-28T21:32:52.449Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m8j0b1xnbyr4y5afv2c45f5b",
-                     *       "key_id": "agk_01m8j0azf00599tfhrxgzzgc01",
+                     *       "escrow_id": "esc_01m8j16h715b9d657eg2hm4q2t",
+                     *       "key_id": "agk_01m8j16gf2bs3rprxb2fv3k6cn",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-28T21:17:51.512Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:f06c5d6f4308b301b30ceda440bf236358e07fca89746ef0b0928b246b486795",
-                     *       "input_hash": "sha256:00a91d199647bbff939ddb4da0885d62ec32167c26aca3eb04442eba0451634d",
-                     *       "action_ref": "sha256:5251156d48b3a1b3918b4fc22b5949de20d69414e00aee91354d0a5527bb3ec9",
-                     *       "trace_id": "bf0857de0794097379b53ce5070ea6fe",
-                     *       "span_id": "89d91c0c82980fd0",
+                     *       "ask_commit": "sha256:ee0021b4648d2c0213806aec59a93ebce4db17de5d130675f12c352303f76b75",
+                     *       "input_hash": "sha256:dde625f087ef9f6fa7c2415656550a43029f899d8e6a7c6c80fa5647ad635ec7",
+                     *       "action_ref": "sha256:9128810bede13e0bcb60634a2d26257a9d8361082a2bf09be60f218d553a422c",
+                     *       "trace_id": "21bb34347ec542c5260a390c633dd661",
+                     *       "span_id": "44faa9edbb69cc68",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:e44496ca774eac314bf1794dc1549c3ec68c33c47ae745c9c02045c40fc6454f"
+                     *         "bundle_hash": "sha256:2fd187e08840c1e66bcd98b071d95103885441cda46781ae684854f846d08d3f"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "8479d8cc554468017096de78a03087fc9a5c046370a5a2461b718a50829ec8ab",
-                     *         "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
+                     *         "prev_hash": "49721f09775a96fdba29a68fc2604f3552f7ed41e9a8c3410eab4ba815082399",
+                     *         "hash": "68a91c35a8cbc6b113950c0aa436f3442301d34fccf8f0f8efe9e14195a509e7",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -16879,7 +16896,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4",
+                     *       "event_id": "evt_01m8j16h3yw648xfqx9311gew1",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -16934,13 +16951,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4",
+                     *       "event_id": "evt_01m8j16h3yw648xfqx9311gew1",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T21:17:51.512Z",
-                     *         "owner": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *         "now": "2026-11-28T21:32:52.222Z",
+                     *         "owner": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -16949,8 +16966,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T21:17:51.512Z",
-                     *         "owner": "usr_01m8j0aypkthry87dn31wm1nja",
+                     *         "now": "2026-11-28T21:32:52.222Z",
+                     *         "owner": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -17192,10 +17209,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
-                     *       "kid": "IxTKgARCOzqeiFjjX7zwnutP6mdEKWYd6c7UO14cqNA",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-cxyzy1/forensics\n2\nd5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37\n\n— control.test n1/aWLWqvGM+yI2d8jRHdJGfS0IkIU1w48qOLeku0xXVJGyiQOD9W0BwlwNxBZ+7iDFtigBGLjzjuxpxIfH55FqxOAU=\n",
-                     *       "created_at": "2026-11-28T21:17:52.864Z"
+                     *       "hash": "68a91c35a8cbc6b113950c0aa436f3442301d34fccf8f0f8efe9e14195a509e7",
+                     *       "kid": "2pW2HZhvTzNa23lVwbTaX_ItHvxP83XyiIYgaKOyYtg",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-boxbfy/forensics\n2\n68a91c35a8cbc6b113950c0aa436f3442301d34fccf8f0f8efe9e14195a509e7\n\n— control.test wsS43DBY3aqymHn/LaDosCfXb8Yb1VJVsv1aL2dkNSLeSaI1VBHq7e5QrBfdPok0Kv36DcLrnv4HmVVgqY2jM7VqzQ4=\n",
+                     *       "created_at": "2026-11-28T21:32:52.750Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -17238,10 +17255,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
-                     *           "kid": "IxTKgARCOzqeiFjjX7zwnutP6mdEKWYd6c7UO14cqNA",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-cxyzy1/forensics\n2\nd5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37\n\n— control.test n1/aWLWqvGM+yI2d8jRHdJGfS0IkIU1w48qOLeku0xXVJGyiQOD9W0BwlwNxBZ+7iDFtigBGLjzjuxpxIfH55FqxOAU=\n",
-                     *           "created_at": "2026-11-28T21:17:52.864Z"
+                     *           "hash": "68a91c35a8cbc6b113950c0aa436f3442301d34fccf8f0f8efe9e14195a509e7",
+                     *           "kid": "2pW2HZhvTzNa23lVwbTaX_ItHvxP83XyiIYgaKOyYtg",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-boxbfy/forensics\n2\n68a91c35a8cbc6b113950c0aa436f3442301d34fccf8f0f8efe9e14195a509e7\n\n— control.test wsS43DBY3aqymHn/LaDosCfXb8Yb1VJVsv1aL2dkNSLeSaI1VBHq7e5QrBfdPok0Kv36DcLrnv4HmVVgqY2jM7VqzQ4=\n",
+                     *           "created_at": "2026-11-28T21:32:52.750Z"
                      *         }
                      *       ]
                      *     }
@@ -17333,18 +17350,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-28T21:17:52.272Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:7791941ca00344de89200ae09eb03ecc5779095338cab6fb4c3cbd1193b7cb2d\",\"received_at\":\"2026-11-28T21:17:52.272Z\",\"seq\":1,\"tenant_id\":\"t1-cxyzy1\",\"v\":1}",
-                     *           "hash": "8479d8cc554468017096de78a03087fc9a5c046370a5a2461b718a50829ec8ab",
-                     *           "computed_hash": "8479d8cc554468017096de78a03087fc9a5c046370a5a2461b718a50829ec8ab"
+                     *           "received_at": "2026-11-28T21:32:52.449Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:11e2aad4090ff3c6e25b4b8e54d6aea61bcd823fd81a322faba34b17889557e9\",\"received_at\":\"2026-11-28T21:32:52.449Z\",\"seq\":1,\"tenant_id\":\"t1-boxbfy\",\"v\":1}",
+                     *           "hash": "49721f09775a96fdba29a68fc2604f3552f7ed41e9a8c3410eab4ba815082399",
+                     *           "computed_hash": "49721f09775a96fdba29a68fc2604f3552f7ed41e9a8c3410eab4ba815082399"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4",
-                     *           "received_at": "2026-11-28T21:17:52.272Z",
-                     *           "line": "{\"action_ref\":\"sha256:5251156d48b3a1b3918b4fc22b5949de20d69414e00aee91354d0a5527bb3ec9\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:f06c5d6f4308b301b30ceda440bf236358e07fca89746ef0b0928b246b486795\",\"bundle_hash\":\"sha256:e44496ca774eac314bf1794dc1549c3ec68c33c47ae745c9c02045c40fc6454f\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8j0b1xnbyr4y5afv2c45f5b\",\"evaluation_us\":731787,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8j0b1grvz8fb7e9ta3gfwd4\",\"input_hash\":\"sha256:00a91d199647bbff939ddb4da0885d62ec32167c26aca3eb04442eba0451634d\",\"key_id\":\"agk_01m8j0azf00599tfhrxgzzgc01\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T21:17:52.272Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"89d91c0c82980fd0\",\"tenant_id\":\"t1-cxyzy1\",\"timestamp\":\"2026-11-28T21:17:51.512Z\",\"tool_name\":\"pay\",\"trace_id\":\"bf0857de0794097379b53ce5070ea6fe\",\"v\":1}",
-                     *           "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
-                     *           "computed_hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37"
+                     *           "id": "evt_01m8j16h3yw648xfqx9311gew1",
+                     *           "received_at": "2026-11-28T21:32:52.449Z",
+                     *           "line": "{\"action_ref\":\"sha256:9128810bede13e0bcb60634a2d26257a9d8361082a2bf09be60f218d553a422c\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:ee0021b4648d2c0213806aec59a93ebce4db17de5d130675f12c352303f76b75\",\"bundle_hash\":\"sha256:2fd187e08840c1e66bcd98b071d95103885441cda46781ae684854f846d08d3f\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8j16h715b9d657eg2hm4q2t\",\"evaluation_us\":215880,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8j16h3yw648xfqx9311gew1\",\"input_hash\":\"sha256:dde625f087ef9f6fa7c2415656550a43029f899d8e6a7c6c80fa5647ad635ec7\",\"key_id\":\"agk_01m8j16gf2bs3rprxb2fv3k6cn\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T21:32:52.449Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"44faa9edbb69cc68\",\"tenant_id\":\"t1-boxbfy\",\"timestamp\":\"2026-11-28T21:32:52.222Z\",\"tool_name\":\"pay\",\"trace_id\":\"21bb34347ec542c5260a390c633dd661\",\"v\":1}",
+                     *           "hash": "68a91c35a8cbc6b113950c0aa436f3442301d34fccf8f0f8efe9e14195a509e7",
+                     *           "computed_hash": "68a91c35a8cbc6b113950c0aa436f3442301d34fccf8f0f8efe9e14195a509e7"
                      *         }
                      *       ]
                      *     }
@@ -17554,12 +17571,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m8j0b7vbxcynf3cn70k9hj02",
+                     *           "id": "aud_01m8j16jns8ygtrqe7rpna6hnw",
                      *           "seq": 27,
-                     *           "created_at": "2026-11-28T21:17:57.995Z",
+                     *           "created_at": "2026-11-28T21:32:53.817Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *             "id": "usr_01m8j16gd1fms619bz31tx3mmd",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -17567,21 +17584,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m8j0b1grvz8fb7e9ta3gfwd4"
+                     *             "id": "evt_01m8j16h3yw648xfqx9311gew1"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m8j0b7ty9kea7ag62xrzt207",
-                     *           "prev_hash": "a436c20d11d60e25eea1e5af1f5f2f1d095a6f687938f7dd18589c90665019ec",
-                     *           "hash": "00a82524d8b3270cb695cc541917122b7ba210c61aacd9275c21c9820ae75460"
+                     *           "request_id": "req_01m8j16jnnwr0c6m80r3d58dsa",
+                     *           "prev_hash": "e80ea600c2537ab215c3e2dee136ca746d6edecdd98a11a0d7e4701ad5da8f0e",
+                     *           "hash": "bb9307036f101e6945261e223445023bfa0d4830ab10ad3bc9b08fd0ff51d11e"
                      *         },
                      *         {
-                     *           "id": "aud_01m8j0b3yrw63ef6dgzjsfzh4p",
+                     *           "id": "aud_01m8j16hv0vev09jngz3knaprg",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-28T21:17:54.008Z",
+                     *           "created_at": "2026-11-28T21:32:52.960Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m8j0az5gdyv0tv5ffhxk96gd",
+                     *             "id": "key_01m8j16gcxj8503082xbr9zcr8",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -17594,9 +17611,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m8j0b3kanv0tyny2y0by8c2g",
-                     *           "prev_hash": "950014094b2362cd4b5e9945eb91ed1d8ab56f5ae171e4d2f8cbaf5d2adbddb0",
-                     *           "hash": "a436c20d11d60e25eea1e5af1f5f2f1d095a6f687938f7dd18589c90665019ec"
+                     *           "request_id": "req_01m8j16ht4j4we2rfzpkkvm0ms",
+                     *           "prev_hash": "af8a0e96abc5379e0ca3dd7905640342ff27239e6353b2280d668a9901c92d53",
+                     *           "hash": "e80ea600c2537ab215c3e2dee136ca746d6edecdd98a11a0d7e4701ad5da8f0e"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -17641,12 +17658,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m8j0b3cn7jqx8kcnrmqah9e0",
+                     *       "id": "aud_01m8j16hrx9qjtzn2n98pm4ag5",
                      *       "seq": 25,
-                     *       "created_at": "2026-11-28T21:17:53.429Z",
+                     *       "created_at": "2026-11-28T21:32:52.893Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m8j0az6mr1fe19gwvx4tvb84",
+                     *         "id": "usr_01m8j16gd1fms619bz31tx3mmd",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -17654,13 +17671,13 @@ export interface operations {
                      *       "code": "QST001I",
                      *       "target": {
                      *         "type": "question",
-                     *         "id": "qst_01m8j0b3c4gkptsezyvwb994je"
+                     *         "id": "qst_01m8j16hrveqx89qw2pprhjy9w"
                      *       },
                      *       "severity": "info",
                      *       "detail": "kept",
-                     *       "request_id": "req_01m8j0b3bzeyzz9vjwb26wrav9",
-                     *       "prev_hash": "24bbbf61c603406aab33aba9b9deccfddb78b9d26e0ff54801fc33c6d559114a",
-                     *       "hash": "950014094b2362cd4b5e9945eb91ed1d8ab56f5ae171e4d2f8cbaf5d2adbddb0"
+                     *       "request_id": "req_01m8j16hrtrxdr38xma94ybrpr",
+                     *       "prev_hash": "fa18458225820b25dd9d8754ad03b58da943d73a1ad6f55371ce7527833c7a60",
+                     *       "hash": "af8a0e96abc5379e0ca3dd7905640342ff27239e6353b2280d668a9901c92d53"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -17766,21 +17783,21 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8j0bat36teqekd6xn1w8z4k",
+                     *       "package_id": "pkg_01m8j16kd2akfh98x97f7q2n8g",
                      *       "purpose": "x",
                      *       "chain": "forensics",
-                     *       "from": "2026-10-28T21:18:01.027Z",
-                     *       "to": "2026-11-28T21:18:01.027Z",
+                     *       "from": "2026-10-28T21:32:54.562Z",
+                     *       "to": "2026-11-28T21:32:54.562Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:96d1202528db0e4cd63b5ac5ad01b3f7022f46ecbcb1ff049de8a48538ffd50c",
-                     *       "public_key_fingerprint": "sha256:7791941ca00344de89200ae09eb03ecc5779095338cab6fb4c3cbd1193b7cb2d",
+                     *       "package_hash": "sha256:305340ac63dfb73336170bb2d0336248a2138ab85482baea13ac8297da0b56bb",
+                     *       "public_key_fingerprint": "sha256:11e2aad4090ff3c6e25b4b8e54d6aea61bcd823fd81a322faba34b17889557e9",
                      *       "size": 57344,
-                     *       "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *       "created_at": "2026-11-28T21:18:01.027Z"
+                     *       "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *       "created_at": "2026-11-28T21:32:54.562Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -17881,21 +17898,21 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m8j0b2ngkys6hn77xf855dfq",
+                     *           "package_id": "pkg_01m8j16hew4ss6j3eg2a3sm9gz",
                      *           "purpose": "audit",
                      *           "chain": "forensics",
-                     *           "from": "2026-10-28T21:17:52.688Z",
-                     *           "to": "2026-11-28T21:17:52.688Z",
+                     *           "from": "2026-10-28T21:32:52.572Z",
+                     *           "to": "2026-11-28T21:32:52.572Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:fd18cb2b454b1e9a950f3f0e61235338be1497edb0ae46564cdec4dcf08b6fff",
-                     *           "public_key_fingerprint": "sha256:7791941ca00344de89200ae09eb03ecc5779095338cab6fb4c3cbd1193b7cb2d",
+                     *           "package_hash": "sha256:f542f71dfec9fbe8e1193b642c2d935054b0755bc76ec1448fafa84d61b3b0f9",
+                     *           "public_key_fingerprint": "sha256:11e2aad4090ff3c6e25b4b8e54d6aea61bcd823fd81a322faba34b17889557e9",
                      *           "size": 47104,
-                     *           "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *           "created_at": "2026-11-28T21:17:52.688Z"
+                     *           "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *           "created_at": "2026-11-28T21:32:52.572Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -17941,31 +17958,31 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8j0b2ngkys6hn77xf855dfq",
+                     *       "package_id": "pkg_01m8j16hew4ss6j3eg2a3sm9gz",
                      *       "purpose": "audit",
                      *       "chain": "forensics",
-                     *       "from": "2026-10-28T21:17:52.688Z",
-                     *       "to": "2026-11-28T21:17:52.688Z",
+                     *       "from": "2026-10-28T21:32:52.572Z",
+                     *       "to": "2026-11-28T21:32:52.572Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:fd18cb2b454b1e9a950f3f0e61235338be1497edb0ae46564cdec4dcf08b6fff",
-                     *       "public_key_fingerprint": "sha256:7791941ca00344de89200ae09eb03ecc5779095338cab6fb4c3cbd1193b7cb2d",
+                     *       "package_hash": "sha256:f542f71dfec9fbe8e1193b642c2d935054b0755bc76ec1448fafa84d61b3b0f9",
+                     *       "public_key_fingerprint": "sha256:11e2aad4090ff3c6e25b4b8e54d6aea61bcd823fd81a322faba34b17889557e9",
                      *       "size": 47104,
-                     *       "created_by": "usr_01m8j0az6mr1fe19gwvx4tvb84",
-                     *       "created_at": "2026-11-28T21:17:52.688Z",
+                     *       "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *       "created_at": "2026-11-28T21:32:52.572Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
                      *           "size": 848,
-                     *           "sha256": "0eeabb4da061dda50dc8a71394b73f345bee9ad841e2c9c411563204a5cdf4cd"
+                     *           "sha256": "958144f801765ffa8ca79caa57ba6406880ad0f3fe4861d6748b58420558e02b"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
                      *           "size": 848,
-                     *           "sha256": "a87d341572c84d0e494e942106e5bb625ddda4bb186197c97c032338312392eb"
+                     *           "sha256": "bcd0ba68674a38683a18dbb740ca3644050305928e1819d7758222ce992f458a"
                      *         }
                      *       ]
                      *     }
@@ -18379,7 +18396,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m8j0b1xnbyr4y5afv2c45f5b",
+                     *       "id": "esc_01m8j16h715b9d657eg2hm4q2t",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -18456,7 +18473,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_3h80t7b",
+                     *       "id": "dlv_3hq6j6b",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -19056,8 +19073,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "bqDcFdRbuAK64D2ZVfpnVBgmI9Y__362M265vc0OS9k",
-                     *           "kid": "IxTKgARCOzqeiFjjX7zwnutP6mdEKWYd6c7UO14cqNA",
+                     *           "x": "gdoqJLrJpxSMv-vow8pdzoeWuJ0-sAEx3B_EQqEEqHI",
+                     *           "kid": "2pW2HZhvTzNa23lVwbTaX_ItHvxP83XyiIYgaKOyYtg",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -19261,12 +19278,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "9112f9f4d0b3814887b2d07277d08ffd35e3b1ea5f270ee5819fe73f56e0022c"
+                     *         "hash": "93c1c78013486356d4a9e634f87aed07e1bb07116696315d857105efd0ec9039"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "d5aadb0bd82afd9bd46f90de0f5ba73242a5a8e4f9ba8b926efb1b88dc58ac37",
-                     *         "created_at": "2026-11-28T21:17:52.864Z"
+                     *         "hash": "68a91c35a8cbc6b113950c0aa436f3442301d34fccf8f0f8efe9e14195a509e7",
+                     *         "created_at": "2026-11-28T21:32:52.750Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -19308,12 +19325,12 @@ export interface operations {
                      *       "records_checked": 28,
                      *       "head": {
                      *         "seq": 28,
-                     *         "hash": "6eb04fd03a8f4cf1a1c2ffbcf893b5c74231a55748967d214b208050acd72fcf"
+                     *         "hash": "ac951a0549b2bc857ea05b634898527551ed3f5f6aa572e94fb8345861ca45d0"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 17,
-                     *         "hash": "1bbd6652e2b6e65228f2106d85dc4301b4a287fbc32dc0f8e4050fbb984ceb6d",
-                     *         "created_at": "2026-11-28T21:17:52.890Z"
+                     *         "hash": "afbf3d4df07e4d0d395b5080334a40e1ef9ea5dd91ca49961da73fcadd1bec5f",
+                     *         "created_at": "2026-11-28T21:32:52.771Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -19403,8 +19420,14 @@ export interface operations {
                 not_proxy_id?: string[];
                 /** @description leaves out the decisions with this `trace_id`; repeated, with any of them. Those without one stay */
                 not_trace_id?: string[];
+                /** @description received at this time or later */
                 since?: string;
+                /** @description received before this time */
                 until?: string;
+                /** @description decided at this time or later, by the clock of whoever decided */
+                decided_since?: string;
+                /** @description decided before this time */
+                decided_until?: string;
             };
             header?: never;
             path?: never;
