@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { MOST_LEFT_OUT } from '../../server/domain/decision.ts';
 import { askedBy, isFull, not, only, shownAgain } from '../../web/lib/decision-filter.ts';
-import { lateness } from '../../web/lib/time.ts';
+import { lateness } from '../../web/lib/moment.ts';
 import { readSearch } from '../../web/pages/decisions/search.ts';
 
 test('an address says what to leave out: one value or several, each once and in order, and nothing that is no value', () => {

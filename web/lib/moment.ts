@@ -138,3 +138,32 @@ export function dayTime(at: string | Date, zone: Zone): string {
   const day = WEEKDAYS[zone === 'utc' ? date.getUTCDay() : date.getDay()];
   return `${day}, ${fullTime(at, zone).slice(0, 10)}`;
 }
+
+const UNITS: [unit: string, seconds: number][] = [
+  ['d', 86_400],
+  ['h', 3_600],
+  ['min', 60],
+  ['s', 1],
+];
+
+/** A duration in its largest unit and, if not zero, the next smaller one: `2 h 5 min`, `8 h`. */
+export function duration(ms: number, parts = 2): string {
+  let seconds = Math.max(0, Math.round(ms / 1000));
+  const largest = UNITS.findIndex(([, size]) => seconds >= size);
+  const words = UNITS.slice(largest, largest < 0 ? 0 : largest + parts).flatMap(([unit, size]) => {
+    const count = Math.floor(seconds / size);
+    seconds -= count * size;
+    return count > 0 ? [`${count} ${unit}`] : [];
+  });
+  return words.join(' ') || '0 s';
+}
+
+/** A decision that was received this much after it was made, or before it, is marked: a proxy sends what it has within seconds. */
+const LATE_MS = 60_000;
+
+/** How a decision's receipt differs from its own time; undefined if it does not. */
+export function lateness({ timestamp, created_at }: { timestamp: string; created_at: string }): string | undefined {
+  const ms = Date.parse(created_at) - Date.parse(timestamp);
+  if (Math.abs(ms) < LATE_MS) return undefined;
+  return ms > 0 ? `${duration(ms, 1)} late` : `${duration(-ms, 1)} ahead`;
+}
