@@ -9,6 +9,7 @@ import {
 } from '@tanstack/react-router';
 import type { PAGES } from '../server/domain/pages.ts';
 import { countsOptions, listCountsOptions } from './lib/counts.ts';
+import { askedBy } from './lib/decision-filter.ts';
 import { endLive } from './lib/live.ts';
 import { localPath } from './lib/local-path.ts';
 import { takeNext, tenantIn, withoutTenant } from './lib/next.ts';
@@ -152,9 +153,9 @@ const decisions = createRoute({
   path: '/decisions',
   validateSearch: only(readSearch),
   loader: ({ location }) => {
-    const { last, ...filter } = filterOf(readSearch(location.search as Record<string, unknown>));
+    const filter = filterOf(readSearch(location.search as Record<string, unknown>));
     // a range up to now begins when the page is loaded
-    if (!last) ask(listCountsOptions(filter, zoneNow()));
+    if (!filter.last) ask(listCountsOptions(askedBy(filter, filter.since), zoneNow()));
   },
   component: lazy(() => import('./pages/decisions/decisions.tsx'), 'Decisions'),
 });

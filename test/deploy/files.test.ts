@@ -319,7 +319,7 @@ describe('compose', () => {
     }
   });
 
-  test('each service is hardened, and only web is published, on this machine alone', () => {
+  test('each service is hardened, and only web and the metrics of the worker are published, on this machine alone', () => {
     for (const [name, service] of services) {
       expect(service.security_opt, name).toContain('no-new-privileges:true');
       if (name !== 'postgres') {
@@ -327,8 +327,9 @@ describe('compose', () => {
       }
       expect(service.privileged, name).toBeUndefined();
     }
-    expect(services.filter(([, service]) => service.ports).map(([name]) => name)).toEqual(['web']);
+    expect(services.filter(([, service]) => service.ports).map(([name]) => name)).toEqual(['web', 'worker']);
     expect(compose.services.web.ports).toEqual(['127.0.0.1:8080:8080']);
+    expect(compose.services.worker.ports).toEqual(['127.0.0.1:8090:8080']);
     expect(compose.networks.inside.internal).toBe(true);
   });
 

@@ -19,7 +19,7 @@ export function LatestDecisions({
   title: string;
   /** The text of the link to all of them. */
   all: string;
-  filter: Omit<Filter, 'last'>;
+  filter: Omit<Filter, 'last' | 'clock'>;
   most: number;
 } & Pick<ComponentProps<typeof DecisionLines>, 'name' | 'about'>) {
   const query = useQuery(trpc.events.list.queryOptions({ ...filter, limit: most }));
