@@ -30,7 +30,16 @@ async function week(): Promise<{ tenant: TestTenant; tuesday: Date }> {
   const tenant = await server.tenant();
   const ingest = (more: object) =>
     server.call(202, 'POST /v1/events/ingest', tenant.admin, {
-      events: [event({ agent_id: 'clerk-bot', tool_name: 'read_invoice', ...more })],
+      events: [
+        event({
+          ...{
+            agent_id: 'clerk-bot',
+            tool_name: 'read_invoice',
+            timestamp: new Date(server.clock.now()).toISOString(),
+          },
+          ...more,
+        }),
+      ],
     });
   let came = false;
   while (server.clock.now() < now - STEP) {
