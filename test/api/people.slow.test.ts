@@ -433,13 +433,19 @@ describe('what a person created as an admin', () => {
     const { operatorKey } = tenant;
     // nobody else would answer for the agent, or be kept from voting on its holds
     const agent = { agent_id: 'a', agent_role: 'r' };
-    const refused = await server.call(400, 'POST /v1/agent-keys', operatorKey, agent);
+    const input = { label: 'o', scopes: ['admin'], owner: null } as const;
+    const { row, secret } = await server.core.keys.createApiKey(tenant.id, input, { actor: OPERATOR });
+    const refused = await server.call(400, 'POST /v1/agent-keys', { key: secret }, agent);
     expect(refused.body.errors).toMatchObject([
       { pointer: '/owner_id', message: expect.stringContaining('name the one') },
     ]);
     const owner_id = tenant.admin.userId;
-    const made = await server.call(201, 'POST /v1/agent-keys', operatorKey, { ...agent, owner_id });
+    const made = await server.call(201, 'POST /v1/agent-keys', { key: secret }, { ...agent, owner_id });
     expect(made.body.owner_id).toBe(owner_id);
+    await server.call(204, `DELETE /v1/keys/${row.id}`, tenant.admin);
+    // the key of the first start is held by the first admin
+    const first = await server.call(201, 'POST /v1/agent-keys', operatorKey, { ...agent, agent_id: 'b' });
+    expect(first.body.owner_id).toBe(owner_id);
     const child = (
       await server.call<{ key: string }>(201, 'POST /v1/keys', operatorKey, { label: 'c', scopes: ['admin'] })
     ).body;

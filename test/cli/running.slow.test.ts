@@ -28,7 +28,7 @@ describe('tenants', () => {
     );
     expect(stderr).toBe('');
     const made = JSON.parse(stdout);
-    expect(Object.keys(made).sort()).toEqual(['admin_email', 'api_key', 'sign_in_url', 'tenant_id']);
+    expect(Object.keys(made).sort()).toEqual(['admin_email', 'admin_id', 'api_key', 'sign_in_url', 'tenant_id']);
     expect(made.admin_email).toBe('ann@example.com');
     expect(made.sign_in_url).toMatch(
       new RegExp(`^http://localhost:${server.env.PORT}/auth/magic-link/verify\\?token=svc_link_`),

@@ -93,6 +93,7 @@ describeInBrowser('a decision', () => {
     const tenant = await server.tenant();
     await live(tenant);
     const { event_id } = await asks(await tenant.agent('bot', 'support'), { amount: 900 });
+    await tenant.set({ input_retention_days: 0, projection_retention_days: 0 });
     await sql(server, 'delete from decision_input where tenant_id = $1', [tenant.id]);
     const visitor = await browser.visitor(await tenant.person('admin'));
     const { page } = visitor;

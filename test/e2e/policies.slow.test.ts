@@ -477,7 +477,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
   test('takes what a reviewer suggests for a line: the author applies it, and only that line changes', async () => {
     const tenant = await server.tenant();
     const reads = (...tools: string[]) =>
-      tools.map((tool) => `@id("${tool}") permit(principal, action, resource == Tool::"${tool}");`).join('\r\n');
+      tools.map((tool) => `@id("${tool}") permit(principal, action, resource == Tool::"${tool}");`).join('\n');
     await deploy(server, tenant.admin, 'reads', reads('read'));
     await tenant.set({ approval_required: true });
     const author = await tenant.person('author');
