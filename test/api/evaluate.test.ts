@@ -470,7 +470,7 @@ describe('arguments', () => {
 
   test('with too many parts are refused before they are parsed, and null is what was not given', async () => {
     const action = { action_type: 'tool_call', tool_name: 'read' };
-    const rows = Array.from({ length: 100 }, () => Array.from({ length: 90 }, () => 1));
+    const rows = Array.from({ length: 100 }, () => Array.from({ length: 65 }, () => 1));
     expect((await evaluate(agent, 'read', { arguments: { rows } })).decision).toBe('allow');
     const more = { ...action, arguments: { rows: [...rows, ...rows] } };
     for (const [route, body] of [

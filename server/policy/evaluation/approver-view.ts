@@ -186,5 +186,5 @@ function hasText(value: unknown, isSuch: (text: string) => boolean): boolean {
   if (typeof value === 'string') return isSuch(value);
   if (typeof value !== 'object' || value === null) return false;
   if (Array.isArray(value)) return value.some((item) => hasText(item, isSuch));
-  return Object.entries(value).some(([name, member]) => isSuch(name) || hasText(member, isSuch));
+  return Object.keys(value).some((name) => isSuch(name) || hasText((value as Record<string, unknown>)[name], isSuch));
 }
