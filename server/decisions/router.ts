@@ -617,7 +617,7 @@ const InputOut = z
     intact: z
       .boolean()
       .describe(
-        'false: what is stored is not what the record commits to, or is gone before its retention ends; it is not shown',
+        'false: what is stored is not what the record commits to, and is not shown; or a part is gone before its retention ends',
       ),
     masks: z.array(z.string()).nullable().describe('the paths whose values were replaced; null without masks'),
   })

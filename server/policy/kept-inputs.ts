@@ -22,10 +22,7 @@ export interface KeptDecision {
   input: ActionRequest | null;
   /** The part of it that the policies read; null likewise. */
   projection: Projection | null;
-  /**
-   * Whether what is kept matches the record's commitment, and what the control plane keeps until its retention ends is there. If
-   * not, the database was altered, and both are null.
-   */
+  /** Whether what is kept matches the record's commitment. If not, the database was altered, and both are null. */
   intact: boolean;
 }
 
@@ -39,6 +36,7 @@ export interface ShownInput {
   event_id: string;
   input: Record<string, unknown> | null;
   projection: Record<string, unknown> | null;
+  /** Whether what is kept matches the record's commitment, and nothing is gone before its retention ends. */
   intact: boolean;
   /** The paths whose values were replaced; null if none were to be. */
   masks: string[] | null;
@@ -88,9 +86,7 @@ export class KeptInputs {
       salt_b: row.salt_b ?? undefined,
       input: row.input ?? undefined,
     };
-    if (unfitting(kept, record) || (await this.#lost(tenantId, record, kept))) {
-      return { record, input: null, projection: null, intact: false };
-    }
+    if (unfitting(kept, record)) return { record, input: null, projection: null, intact: false };
     const parsed = <T>(text: string | undefined) => (text === undefined ? null : (JSON.parse(text) as T));
     return { record, input: parsed(kept.input), projection: parsed(kept.projection), intact: true };
   }
@@ -104,13 +100,14 @@ export class KeptInputs {
     const { record, input, projection, intact } = await this.of(tenantId, eventId);
     const paths = how.unmasked ? null : (await this.policiesOf(tenantId, record)).masks;
     const masks = (paths ?? []).map(parseMask);
+    const lost = intact && (await this.#lost(tenantId, record, { input, projection }));
     const detail = how.unmasked ? 'without masks' : 'with masks';
     await this.given(tenantId, eventId, { masked: !how.unmasked, detail }, by);
     return {
       event_id: eventId,
       input: input && shown(input, masks),
       projection: projection && shown(projection, masks),
-      intact,
+      intact: intact && !lost,
       masks: paths,
     };
   }
@@ -154,15 +151,19 @@ export class KeptInputs {
    * Whether a half is gone before its time. What the control plane decided is stored with what it commits to; a proxy may commit
    * to a request and not send it. If a retention was changed since, a shorter one may have erased it.
    */
-  async #lost(tenantId: string, record: DecisionLine, kept: KeptInput): Promise<boolean> {
+  async #lost(
+    tenantId: string,
+    record: DecisionLine,
+    { input, projection }: Pick<KeptDecision, 'input' | 'projection'>,
+  ): Promise<boolean> {
     if (record.proxy_id !== CONTROL_PLANE) return false;
     const { input_retention_days, projection_retention_days } = await this.#retention(tenantId);
     const age = this.#clock.now() - Date.parse(record.received_at);
-    const lost = (committed: string | undefined, text: string | undefined, days: number) =>
-      committed !== undefined && text === undefined && age < days * 86_400_000;
+    const lost = (committed: string | undefined, kept: object | null, days: number) =>
+      committed !== undefined && kept === null && age < days * 86_400_000;
     if (
-      !lost(record.input_hash, kept.input, input_retention_days) &&
-      !lost(record.ask_commit, kept.projection, projection_retention_days)
+      !lost(record.input_hash, input, input_retention_days) &&
+      !lost(record.ask_commit, projection, projection_retention_days)
     ) {
       return false;
     }

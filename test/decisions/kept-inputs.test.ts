@@ -162,8 +162,7 @@ test('nor is what was deleted before its time taken for what was erased', async 
     (await server.call<Shown>(200, `GET /v1/events/${event}/input`, tenant.admin)).body;
   await sql(server, 'delete from decision_input where event_id = $1', [id]);
   await sql(server, 'update decision_input set salt_b = null, input = null where event_id = $1', [half]);
-  for (const one of [id, half])
-    expect(await shown(one)).toMatchObject({ intact: false, input: null, projection: null });
+  for (const one of [id, half]) expect(await shown(one)).toMatchObject({ intact: false, input: null });
   // a retention that was shorter meanwhile may have erased it
   await tenant.set({ input_retention_days: 7 });
   expect(await shown(half)).toMatchObject({ intact: true, input: null });
