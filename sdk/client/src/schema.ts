@@ -6078,7 +6078,7 @@ export interface components {
             projection: {
                 [key: string]: unknown;
             } | null;
-            /** @description false: what is stored is not what the record commits to, or is gone before its retention ends; it is not shown */
+            /** @description false: what is stored is not what the record commits to, and is not shown; or a part is gone before its retention ends */
             intact: boolean;
             /** @description the paths whose values were replaced; null without masks */
             masks: string[] | null;
@@ -7162,9 +7162,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-boxbfy",
+                     *       "tenant_id": "t1-pdi6zt",
                      *       "user": {
-                     *         "id": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *         "id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -7259,14 +7259,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8j16geekr857nhyzmtswxtr",
+                     *           "id": "ses_01m8j23dnr8jbwqkyq6vx3y7n8",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T21:32:51.534Z",
-                     *           "last_seen_at": "2026-11-28T21:32:51.534Z",
-                     *           "expires_at": "2026-11-29T21:32:51.534Z"
+                     *           "created_at": "2026-11-28T21:48:38.968Z",
+                     *           "last_seen_at": "2026-11-28T21:48:38.968Z",
+                     *           "expires_at": "2026-11-29T21:48:38.968Z"
                      *         }
                      *       ]
                      *     }
@@ -7376,14 +7376,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8j16geekr857nhyzmtswxtr",
+                     *           "id": "ses_01m8j23dnr8jbwqkyq6vx3y7n8",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T21:32:51.534Z",
-                     *           "last_seen_at": "2026-11-28T21:32:51.534Z",
-                     *           "expires_at": "2026-11-29T21:32:51.534Z"
+                     *           "created_at": "2026-11-28T21:48:38.968Z",
+                     *           "last_seen_at": "2026-11-28T21:48:38.968Z",
+                     *           "expires_at": "2026-11-29T21:48:38.968Z"
                      *         }
                      *       ]
                      *     }
@@ -7502,7 +7502,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *           "id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -7510,13 +7510,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T21:32:51.396Z",
+                     *           "created_at": "2026-11-28T21:48:38.775Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *           "id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -7524,8 +7524,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T21:32:51.489Z",
-                     *           "last_login": "2026-11-28T21:32:51.534Z",
+                     *           "created_at": "2026-11-28T21:48:38.927Z",
+                     *           "last_login": "2026-11-28T21:48:38.968Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -7574,7 +7574,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *       "id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -7582,8 +7582,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-28T21:32:51.489Z",
-                     *       "last_login": "2026-11-28T21:32:51.534Z",
+                     *       "created_at": "2026-11-28T21:48:38.927Z",
+                     *       "last_login": "2026-11-28T21:48:38.968Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -7626,7 +7626,7 @@ export interface operations {
                      *       "token_issuers": [],
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8j16hprgfe92nw4n7hq6j6b",
+                     *           "id": "sub_01m8j23ep2jx8547ke9b3vap17",
                      *           "destination_type": "webhook",
                      *           "active": false
                      *         }
@@ -7803,14 +7803,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m8j16hp6pp708vqb37s6dmnv",
+                     *           "id": "inv_01m8j23engxx28bdt9yk0pjj9a",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-28T21:32:52.806Z",
-                     *           "sent_at": "2026-11-28T21:32:52.806Z",
-                     *           "expires_at": "2026-12-05T21:32:52.806Z"
+                     *           "created_at": "2026-11-28T21:48:39.984Z",
+                     *           "sent_at": "2026-11-28T21:48:39.984Z",
+                     *           "expires_at": "2026-12-05T21:48:39.984Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -8082,25 +8082,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m8j16he77ct3b8ve232jtde8",
+                     *           "id": "key_01m8j23efb8pdtbhb42p78mxkk",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
-                     *           "created_at": "2026-11-28T21:32:52.552Z"
+                     *           "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *           "created_at": "2026-11-28T21:48:39.787Z"
                      *         },
                      *         {
-                     *           "id": "key_01m8j16gcxj8503082xbr9zcr8",
+                     *           "id": "key_01m8j23dm6q1esg11zcmky2egp",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *           "created_at": "2026-11-28T21:32:51.485Z",
-                     *           "last_used_at": "2026-11-28T21:32:51.601Z"
+                     *           "created_by": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *           "created_at": "2026-11-28T21:48:38.918Z",
+                     *           "last_used_at": "2026-11-28T21:48:39.018Z"
                      *         }
                      *       ]
                      *     }
@@ -8157,14 +8157,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m8j16k9xtn8kt0wrrck37yd5",
+                     *       "id": "key_01m8j23j4wy983f2qy4egx4m9d",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-28T21:32:54.462Z"
+                     *       "created_at": "2026-11-28T21:48:43.553Z"
                      *     }
                      */
                     "application/json": {
@@ -8313,24 +8313,24 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8j16heg8r6vnraer2hextr3",
+                     *           "id": "agk_01m8j23efj4njwxthd6zswe387",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *           "owner_id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T21:32:52.561Z",
+                     *           "created_at": "2026-11-28T21:48:39.794Z",
                      *           "last_used_by": null
                      *         },
                      *         {
-                     *           "id": "agk_01m8j16gf2bs3rprxb2fv3k6cn",
+                     *           "id": "agk_01m8j23dp8p72rtrmkc3ppz15m",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *           "owner_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T21:32:51.555Z",
-                     *           "last_used_at": "2026-11-28T21:32:52.220Z",
+                     *           "created_at": "2026-11-28T21:48:38.988Z",
+                     *           "last_used_at": "2026-11-28T21:48:39.494Z",
                      *           "last_used_by": null
                      *         }
                      *       ]
@@ -8390,13 +8390,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m8j16ka6xksx1qhmn272wttq",
+                     *       "id": "agk_01m8j23j59k4ptykrr6qh71dbf",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *       "created_at": "2026-11-28T21:32:54.470Z"
+                     *       "owner_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *       "created_at": "2026-11-28T21:48:43.562Z"
                      *     }
                      */
                     "application/json": {
@@ -8544,7 +8544,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-boxbfy",
+                     *       "audience": "https://control.example/tenants/t1-pdi6zt",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -8560,7 +8560,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-28T21:32:52.874Z",
+                     *           "created_at": "2026-11-28T21:48:40.080Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -8729,25 +8729,25 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *           "id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *           "id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
                      *       ],
                      *       "keys": [
                      *         {
-                     *           "id": "agk_01m8j16heg8r6vnraer2hextr3",
+                     *           "id": "agk_01m8j23efj4njwxthd6zswe387",
                      *           "kind": "agent_key",
                      *           "name": "agent-2",
                      *           "ended": false
                      *         },
                      *         {
-                     *           "id": "key_01m8j16he77ct3b8ve232jtde8",
+                     *           "id": "key_01m8j23efb8pdtbhb42p78mxkk",
                      *           "kind": "api_key",
                      *           "name": "k",
                      *           "ended": false
@@ -8992,11 +8992,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m8j16hqskw2c90va2t85j9nx",
+                     *           "id": "stc_01m8j23eqnrqb1kzfv133jc4s7",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m8j16gd1fms619bz31tx3mmd",
-                     *           "created_at": "2026-11-28T21:32:52.857Z",
+                     *           "proposed_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *           "created_at": "2026-11-28T21:48:40.053Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -9670,9 +9670,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *           "created_at": "2026-11-28T21:32:51.603Z",
-                     *           "updated_at": "2026-11-28T21:32:52.952Z",
+                     *           "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *           "created_at": "2026-11-28T21:48:39.021Z",
+                     *           "updated_at": "2026-11-28T21:48:40.192Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -9767,9 +9767,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *       "created_at": "2026-11-28T21:32:54.305Z",
-                     *       "updated_at": "2026-11-28T21:32:54.305Z",
+                     *       "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *       "created_at": "2026-11-28T21:48:43.316Z",
+                     *       "updated_at": "2026-11-28T21:48:43.316Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -10310,9 +10310,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *       "created_at": "2026-11-28T21:32:51.603Z",
-                     *       "updated_at": "2026-11-28T21:32:52.952Z",
+                     *       "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *       "created_at": "2026-11-28T21:48:39.021Z",
+                     *       "updated_at": "2026-11-28T21:48:40.192Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -10320,28 +10320,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *           "created_at": "2026-11-28T21:32:52.952Z",
+                     *           "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *           "created_at": "2026-11-28T21:48:40.192Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *           "created_at": "2026-11-28T21:32:51.603Z",
+                     *           "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *           "created_at": "2026-11-28T21:48:39.021Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *             "decided_at": "2026-11-28T21:32:52.191Z"
+                     *             "decided_by": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *             "decided_at": "2026-11-28T21:48:39.469Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *               "decided_at": "2026-11-28T21:32:52.191Z"
+                     *               "decided_by": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *               "decided_at": "2026-11-28T21:48:39.469Z"
                      *             }
                      *           ]
                      *         }
@@ -10524,9 +10524,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *       "created_at": "2026-11-28T21:32:51.603Z",
-                     *       "updated_at": "2026-11-28T21:32:54.412Z",
+                     *       "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *       "created_at": "2026-11-28T21:48:39.021Z",
+                     *       "updated_at": "2026-11-28T21:48:43.501Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -10958,20 +10958,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *       "created_at": "2026-11-28T21:32:51.603Z",
+                     *       "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *       "created_at": "2026-11-28T21:48:39.021Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *         "decided_at": "2026-11-28T21:32:52.191Z"
+                     *         "decided_by": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *         "decided_at": "2026-11-28T21:48:39.469Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *           "decided_at": "2026-11-28T21:32:52.191Z"
+                     *           "decided_by": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *           "decided_at": "2026-11-28T21:48:39.469Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -11510,7 +11510,7 @@ export interface operations {
                      * @example {
                      *       "questions": [
                      *         {
-                     *           "id": "qst_01m8j16hrveqx89qw2pprhjy9w",
+                     *           "id": "qst_01m8j23es9mppa2hnvt9r5vm2a",
                      *           "name": "kept",
                      *           "request": {
                      *             "agent_id": "agent-1",
@@ -11518,8 +11518,8 @@ export interface operations {
                      *             "action_type": "tool_call",
                      *             "tool_name": "read"
                      *           },
-                     *           "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
-                     *           "created_at": "2026-11-28T21:32:52.891Z"
+                     *           "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *           "created_at": "2026-11-28T21:48:40.105Z"
                      *         }
                      *       ]
                      *     }
@@ -11692,7 +11692,7 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T21:32:52.952Z",
+                     *           "written_at": "2026-11-28T21:48:40.192Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -11745,12 +11745,12 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T21:32:52.952Z"
+                     *           "written_at": "2026-11-28T21:48:40.192Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-29T21:32:53.246Z",
+                     *       "since": "2026-10-29T21:48:40.793Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -11939,16 +11939,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-29T21:32:52.841Z",
-                     *         "to": "2026-11-28T21:32:52.841Z"
+                     *         "from": "2026-10-29T21:48:40.028Z",
+                     *         "to": "2026-11-28T21:48:40.028Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-28T21:32:52.841Z",
+                     *       "created_at": "2026-11-28T21:48:40.028Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-28T21:32:52.841Z",
+                     *       "finished_at": "2026-11-28T21:48:40.028Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -12107,16 +12107,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-29T21:32:52.841Z",
-                     *             "to": "2026-11-28T21:32:52.841Z"
+                     *             "from": "2026-10-29T21:48:40.028Z",
+                     *             "to": "2026-11-28T21:48:40.028Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-28T21:32:52.841Z",
+                     *           "created_at": "2026-11-28T21:48:40.028Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-28T21:32:52.841Z",
+                     *           "finished_at": "2026-11-28T21:48:40.028Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -12208,8 +12208,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *             "created_at": "2026-11-28T21:32:52.520Z",
+                     *             "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *             "created_at": "2026-11-28T21:48:39.757Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -12270,8 +12270,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *         "created_at": "2026-11-28T21:32:52.520Z",
+                     *         "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *         "created_at": "2026-11-28T21:48:39.757Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -12286,8 +12286,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *           "created_at": "2026-11-28T21:32:52.520Z",
+                     *           "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *           "created_at": "2026-11-28T21:48:39.757Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12300,8 +12300,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
-                     *           "created_at": "2026-11-28T21:32:52.490Z",
+                     *           "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *           "created_at": "2026-11-28T21:48:39.724Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12732,9 +12732,9 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m8j16gcxj8503082xbr9zcr8",
-                     *           "first_seen_at": "2026-11-28T21:32:52.922Z",
-                     *           "last_seen_at": "2026-11-28T21:32:52.922Z",
+                     *           "key_id": "key_01m8j23dm6q1esg11zcmky2egp",
+                     *           "first_seen_at": "2026-11-28T21:48:40.140Z",
+                     *           "last_seen_at": "2026-11-28T21:48:40.140Z",
                      *           "state": "alive",
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -12809,7 +12809,7 @@ export interface operations {
                      *           "bundle_hash": null,
                      *           "bundle_seq": null,
                      *           "built_at": null,
-                     *           "since": "2026-11-28T21:32:52.919Z",
+                     *           "since": "2026-11-28T21:48:40.136Z",
                      *           "until": null,
                      *           "lag_seconds": null,
                      *           "change": null
@@ -12890,18 +12890,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8j16gf2bs3rprxb2fv3k6cn",
-                     *           "key_hash": "sha256:3bd5c507670ec238c3ac8a7dc4c2ad783693bb813d99e317422f4e389a7d5f14",
+                     *           "id": "agk_01m8j23dp8p72rtrmkc3ppz15m",
+                     *           "key_hash": "sha256:6493189fe79884ec2563f996a33423f777f0f6e6d09f4d9479a5dd6eaa6d53bf",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8j16ga4tb9kr7e5pzpd8f5a"
+                     *           "owner_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq"
                      *         },
                      *         {
-                     *           "id": "agk_01m8j16heg8r6vnraer2hextr3",
-                     *           "key_hash": "sha256:df5ec87d3c0e4ef8def15d3136d6854eb21a1768b05edb9ba27456901f4fc601",
+                     *           "id": "agk_01m8j23efj4njwxthd6zswe387",
+                     *           "key_hash": "sha256:090fe7a8d18a44b35ecae21c79dc8ef6f44bfc296d65bc7b32ca62ae6484d843",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8j16gd1fms619bz31tx3mmd"
+                     *           "owner_id": "usr_01m8j23dmfkcd8vntd9yx95zy5"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -13052,8 +13052,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-28T21:32:52.461Z",
-                     *           "last_seen": "2026-11-28T21:32:52.461Z"
+                     *           "first_seen": "2026-11-28T21:48:39.677Z",
+                     *           "last_seen": "2026-11-28T21:48:39.677Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -13150,8 +13150,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-28T21:32:52.461Z",
-                     *       "last_seen": "2026-11-28T21:32:52.461Z",
+                     *       "first_seen": "2026-11-28T21:48:39.677Z",
+                     *       "last_seen": "2026-11-28T21:48:39.677Z",
                      *       "owner_id": null,
                      *       "approved": null,
                      *       "shown": {
@@ -13183,9 +13183,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-28T21:32:52.461Z",
-                     *           "last_seen": "2026-11-28T21:32:52.461Z",
-                     *           "reported_by": "key_01m8j16gcxj8503082xbr9zcr8",
+                     *           "first_seen": "2026-11-28T21:48:39.677Z",
+                     *           "last_seen": "2026-11-28T21:48:39.677Z",
+                     *           "reported_by": "key_01m8j23dm6q1esg11zcmky2egp",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -13506,8 +13506,8 @@ export interface operations {
                      *           "check_arguments": false,
                      *           "proxy_keys": [],
                      *           "owner_id": null,
-                     *           "first_seen": "2026-11-28T21:32:52.461Z",
-                     *           "last_seen": "2026-11-28T21:32:52.461Z",
+                     *           "first_seen": "2026-11-28T21:48:39.677Z",
+                     *           "last_seen": "2026-11-28T21:48:39.677Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -13634,7 +13634,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-28T21:32:52.909Z",
+                     *           "last_seen": "2026-11-28T21:48:40.130Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -13700,10 +13700,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-28T21:32:52.909Z",
+                     *       "last_seen": "2026-11-28T21:48:40.130Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m8j16ga4tb9kr7e5pzpd8f5a"
+                     *         "usr_01m8j23dfqjqa7vczcrq2dw4qq"
                      *       ]
                      *     }
                      */
@@ -13808,11 +13808,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m8j16h715b9d657eg2hm4q2t",
+                     *           "id": "esc_01m8j23e8yh26d3sj8gedgsdzh",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m8j16gf2bs3rprxb2fv3k6cn",
+                     *           "opened_by": "agk_01m8j23dp8p72rtrmkc3ppz15m",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -13834,8 +13834,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-28T22:32:52.321Z",
-                     *           "created_at": "2026-11-28T21:32:52.321Z",
+                     *           "expires_at": "2026-11-28T22:48:39.582Z",
+                     *           "created_at": "2026-11-28T21:48:39.582Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -13849,10 +13849,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m8j16ga4tb9kr7e5pzpd8f5a"
+                     *             "usr_01m8j23dfqjqa7vczcrq2dw4qq"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:864bf9f0b23a5392f35e5f111ef1e3e209e7a4342fc817c8dc589dee1ff76c3a"
+                     *           "shown_hash": "sha256:78a1ba97fb1778cff7ddcccdfce789f05ee4f1aba2a2926ab7dbf7f1a8aa2ab7"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -14033,7 +14033,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-28T22:32:52.321Z"
+                     *           "next_expires_at": "2026-11-28T22:48:39.582Z"
                      *         }
                      *       ]
                      *     }
@@ -14221,7 +14221,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T21:32:53.541Z",
+                     *       "since": "2026-11-27T21:48:41.293Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -14277,11 +14277,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m8j16h715b9d657eg2hm4q2t",
+                     *       "id": "esc_01m8j23e8yh26d3sj8gedgsdzh",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m8j16gf2bs3rprxb2fv3k6cn",
+                     *       "opened_by": "agk_01m8j23dp8p72rtrmkc3ppz15m",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -14303,8 +14303,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-28T22:32:52.321Z",
-                     *       "created_at": "2026-11-28T21:32:52.321Z",
+                     *       "expires_at": "2026-11-28T22:48:39.582Z",
+                     *       "created_at": "2026-11-28T21:48:39.582Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -14318,10 +14318,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m8j16ga4tb9kr7e5pzpd8f5a"
+                     *         "usr_01m8j23dfqjqa7vczcrq2dw4qq"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:864bf9f0b23a5392f35e5f111ef1e3e209e7a4342fc817c8dc589dee1ff76c3a"
+                     *       "shown_hash": "sha256:78a1ba97fb1778cff7ddcccdfce789f05ee4f1aba2a2926ab7dbf7f1a8aa2ab7"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -14728,15 +14728,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m8j16hrdrk9esg7c2ym1a8qj",
+                     *           "id": "stp_01m8j23ernjtvmxaheftdyr7fx",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
-                     *           "created_at": "2026-11-28T21:32:52.880Z",
+                     *           "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *           "created_at": "2026-11-28T21:48:40.091Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -14864,15 +14864,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m8j16hrdrk9esg7c2ym1a8qj",
+                     *       "id": "stp_01m8j23ernjtvmxaheftdyr7fx",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
-                     *       "created_at": "2026-11-28T21:32:52.880Z",
+                     *       "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *       "created_at": "2026-11-28T21:48:40.091Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -14883,7 +14883,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-28T21:32:52.922Z"
+                     *             "last_seen_at": "2026-11-28T21:48:40.140Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -14979,7 +14979,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8j16hprgfe92nw4n7hq6j6b",
+                     *           "id": "sub_01m8j23ep2jx8547ke9b3vap17",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -14990,10 +14990,10 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
-                     *           "owner_id": "usr_01m8j16gd1fms619bz31tx3mmd",
-                     *           "created_at": "2026-11-28T21:32:52.824Z",
-                     *           "updated_at": "2026-11-28T21:32:52.824Z"
+                     *           "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *           "owner_id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *           "created_at": "2026-11-28T21:48:40.002Z",
+                     *           "updated_at": "2026-11-28T21:48:40.002Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -15112,7 +15112,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m8j16hprgfe92nw4n7hq6j6b",
+                     *       "id": "sub_01m8j23ep2jx8547ke9b3vap17",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -15123,10 +15123,10 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
-                     *       "owner_id": "usr_01m8j16gd1fms619bz31tx3mmd",
-                     *       "created_at": "2026-11-28T21:32:52.824Z",
-                     *       "updated_at": "2026-11-28T21:32:52.824Z"
+                     *       "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *       "owner_id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *       "created_at": "2026-11-28T21:48:40.002Z",
+                     *       "updated_at": "2026-11-28T21:48:40.002Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -15396,12 +15396,12 @@ export interface operations {
                      *         "x-svc-event": "escrow.created",
                      *         "x-svc-delivery": "dlv_example",
                      *         "x-svc-test": "true",
-                     *         "x-svc-signature": "t=1795901573,v1=dafcb95a7851ac197adc585522196a6efe7a8fa111fd3b05239a9af32ed64693",
+                     *         "x-svc-signature": "t=1795902521,v1=bac4fe532924f8353ff34b9c5a49cb66eef0a11ec4fab4c57a0ece511484f146",
                      *         "webhook-id": "oev_example",
-                     *         "webhook-timestamp": "1795901573",
-                     *         "webhook-signature": "v1,XBygbmGCGjgMNCRjIJ4AWYDpNZrDP2MCmS665jr24lY="
+                     *         "webhook-timestamp": "1795902521",
+                     *         "webhook-signature": "v1,MzHwG3azHVxNjpfV2kBqZfPnzJijJA5ly7ps/p/WTm0="
                      *       },
-                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-boxbfy\",\"test\":true,\"created_at\":\"2026-11-28T21:32:53.602Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T22:32:53.602Z\",\"notify_targets\":[]}",
+                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-pdi6zt\",\"test\":true,\"created_at\":\"2026-11-28T21:48:41.414Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T22:48:41.414Z\",\"notify_targets\":[]}",
                      *       "secret": "whsec_YW4gZXhhbXBsZSB0aGF0IGV2ZXJ5Ym9keSBrbm93cw=="
                      *     }
                      */
@@ -15505,8 +15505,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T21:32:53.612Z",
-                     *       "until": "2026-11-28T21:32:53.612Z",
+                     *       "since": "2026-11-27T21:48:41.443Z",
+                     *       "until": "2026-11-28T21:48:41.443Z",
                      *       "bucket_seconds": 3600,
                      *       "complete_since": null,
                      *       "delivered": 0,
@@ -15581,8 +15581,8 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_3hq6j6b",
-                     *           "subscription_id": "sub_01m8j16hprgfe92nw4n7hq6j6b",
+                     *           "id": "dlv_33vap17",
+                     *           "subscription_id": "sub_01m8j23ep2jx8547ke9b3vap17",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "test": false,
@@ -15592,7 +15592,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-28T21:32:52.907Z",
+                     *           "created_at": "2026-11-28T21:48:40.127Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -15642,8 +15642,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_3hq6j6b",
-                     *       "subscription_id": "sub_01m8j16hprgfe92nw4n7hq6j6b",
+                     *       "id": "dlv_33vap17",
+                     *       "subscription_id": "sub_01m8j23ep2jx8547ke9b3vap17",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "test": false,
@@ -15653,7 +15653,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-28T21:32:52.907Z",
+                     *       "created_at": "2026-11-28T21:48:40.127Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -15769,7 +15769,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8j16hprgfe92nw4n7hq6j6b",
+                     *           "id": "sub_01m8j23ep2jx8547ke9b3vap17",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -16031,13 +16031,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8j16kah735f6k89sf4v4b0d",
+                     *       "event_id": "evt_01m8j23j5kg27nefaejxt55t0k",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:1fc80bab319a2702a207205c7d0578c490bd36dd859d931fa49ceec552f62250",
+                     *       "bundle_hash": "sha256:359210a82d47a5be0c99d01ed43c091bc3a80569a0ae7229ffcbccef6d50abb2",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 21058
+                     *       "evaluation_us": 18114
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16176,13 +16176,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8j16kbnd95whjxy7r35fmqm",
+                     *       "event_id": "evt_01m8j23j6rszjjj03hh13k8kys",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:1fc80bab319a2702a207205c7d0578c490bd36dd859d931fa49ceec552f62250",
+                     *       "bundle_hash": "sha256:359210a82d47a5be0c99d01ed43c091bc3a80569a0ae7229ffcbccef6d50abb2",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 225
+                     *       "evaluation_us": 245
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16320,11 +16320,11 @@ export interface operations {
                     /**
                      * @example {
                      *       "session_id": "session-1",
-                     *       "first_at": "2026-11-28T21:32:52.909Z",
-                     *       "last_at": "2026-11-28T21:32:52.909Z",
+                     *       "first_at": "2026-11-28T21:48:40.130Z",
+                     *       "last_at": "2026-11-28T21:48:40.130Z",
                      *       "entries": [
                      *         {
-                     *           "id": "event-15499-4",
+                     *           "id": "event-29346-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16338,10 +16338,10 @@ export interface operations {
                      *           "proxy_id": "proxy-1",
                      *           "timestamp": "2026-01-31T12:00:00.000Z",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:32:52.909Z"
+                     *           "created_at": "2026-11-28T21:48:40.130Z"
                      *         },
                      *         {
-                     *           "id": "event-15499-5",
+                     *           "id": "event-29346-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16355,7 +16355,7 @@ export interface operations {
                      *           "proxy_id": "proxy-1",
                      *           "timestamp": "2026-01-31T12:00:00.000Z",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:32:52.909Z"
+                     *           "created_at": "2026-11-28T21:48:40.130Z"
                      *         }
                      *       ],
                      *       "holds": [],
@@ -16431,7 +16431,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-15499-5",
+                     *           "id": "event-29346-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16445,10 +16445,10 @@ export interface operations {
                      *           "proxy_id": "proxy-1",
                      *           "timestamp": "2026-01-31T12:00:00.000Z",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:32:52.909Z"
+                     *           "created_at": "2026-11-28T21:48:40.130Z"
                      *         },
                      *         {
-                     *           "id": "event-15499-4",
+                     *           "id": "event-29346-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16462,7 +16462,7 @@ export interface operations {
                      *           "proxy_id": "proxy-1",
                      *           "timestamp": "2026-01-31T12:00:00.000Z",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:32:52.909Z"
+                     *           "created_at": "2026-11-28T21:48:40.130Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -16511,12 +16511,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T21:32:53.731Z",
-                     *       "until": "2026-11-28T21:32:53.731Z",
+                     *       "since": "2026-11-27T21:48:41.634Z",
+                     *       "until": "2026-11-28T21:48:41.634Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-27T21:32:53.731Z",
+                     *           "at": "2026-11-27T21:48:41.634Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16524,7 +16524,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-27T22:32:53.731Z",
+                     *           "at": "2026-11-27T22:48:41.634Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16535,7 +16535,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-28T21:32:52.909Z"
+                     *         "at": "2026-11-28T21:48:40.130Z"
                      *       }
                      *     }
                      */
@@ -16599,8 +16599,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-28T21:32:52.449Z",
-                     *       "until": "2026-11-28T21:32:53.741Z",
+                     *       "since": "2026-11-28T21:48:39.659Z",
+                     *       "until": "2026-11-28T21:48:41.672Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -16611,18 +16611,18 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-28T21:32:52.000Z",
-                     *           "allow": 1,
+                     *           "at": "2026-11-28T21:48:39.000Z",
+                     *           "allow": 0,
                      *           "allow_with_masking": 0,
-                     *           "deny": 1,
+                     *           "deny": 0,
                      *           "escrow": 1,
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-28T21:32:53.000Z",
-                     *           "allow": 0,
+                     *           "at": "2026-11-28T21:48:40.000Z",
+                     *           "allow": 1,
                      *           "allow_with_masking": 0,
-                     *           "deny": 0,
+                     *           "deny": 1,
                      *           "escrow": 0,
                      *           "rate_limited": 0
                      *         }
@@ -16761,8 +16761,8 @@ export interface operations {
                      *             "escrow": 0,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T21:32:52.909Z",
-                     *           "last_at": "2026-11-28T21:32:52.909Z"
+                     *           "first_at": "2026-11-28T21:48:40.130Z",
+                     *           "last_at": "2026-11-28T21:48:40.130Z"
                      *         },
                      *         {
                      *           "value": "pay",
@@ -16774,8 +16774,8 @@ export interface operations {
                      *             "escrow": 1,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T21:32:52.449Z",
-                     *           "last_at": "2026-11-28T21:32:52.449Z"
+                     *           "first_at": "2026-11-28T21:48:39.659Z",
+                     *           "last_at": "2026-11-28T21:48:39.659Z"
                      *         }
                      *       ],
                      *       "others": {
@@ -16818,7 +16818,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m8j16h3yw648xfqx9311gew1",
+                     *       "id": "evt_01m8j23e69kafsh70tsq0t4e68",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -16830,32 +16830,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "timestamp": "2026-11-28T21:32:52.222Z",
-                     *       "evaluation_us": 215880,
-                     *       "created_at": "2026-11-28T21:32:52.449Z",
+                     *       "timestamp": "2026-11-28T21:48:39.497Z",
+                     *       "evaluation_us": 136766,
+                     *       "created_at": "2026-11-28T21:48:39.659Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m8j16h715b9d657eg2hm4q2t",
-                     *       "key_id": "agk_01m8j16gf2bs3rprxb2fv3k6cn",
+                     *       "escrow_id": "esc_01m8j23e8yh26d3sj8gedgsdzh",
+                     *       "key_id": "agk_01m8j23dp8p72rtrmkc3ppz15m",
                      *       "source_ip": "127.0.0.1",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:ee0021b4648d2c0213806aec59a93ebce4db17de5d130675f12c352303f76b75",
-                     *       "input_hash": "sha256:dde625f087ef9f6fa7c2415656550a43029f899d8e6a7c6c80fa5647ad635ec7",
-                     *       "action_ref": "sha256:9128810bede13e0bcb60634a2d26257a9d8361082a2bf09be60f218d553a422c",
-                     *       "trace_id": "21bb34347ec542c5260a390c633dd661",
-                     *       "span_id": "44faa9edbb69cc68",
+                     *       "ask_commit": "sha256:1411bd430849502a5425bb949eaa3eab9b940b2f4a64b74a641ca9a394bf3ddc",
+                     *       "input_hash": "sha256:a7c8789e420b473a2985b18f11c0c91e4cd0b5122675ca1b9f38c088290cf802",
+                     *       "action_ref": "sha256:85cc50a4fcc3b5c22d2e813a4a26e6d7bdafb4551c2ac0e71c4054430f701558",
+                     *       "trace_id": "1bf7f873c591ba352dce2799b12c5d09",
+                     *       "span_id": "8d08eb2ae021f64c",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:2fd187e08840c1e66bcd98b071d95103885441cda46781ae684854f846d08d3f"
+                     *         "bundle_hash": "sha256:84ee739e6bf43b12a9d0ecff50d789e460503a16e8e7b2379e2389450465d353"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "49721f09775a96fdba29a68fc2604f3552f7ed41e9a8c3410eab4ba815082399",
-                     *         "hash": "68a91c35a8cbc6b113950c0aa436f3442301d34fccf8f0f8efe9e14195a509e7",
+                     *         "prev_hash": "0cce22991983d52cd13b080fb446ed8f4d51c6b29c8b37f1c5e2edcbf6544c7f",
+                     *         "hash": "977e483757dc469c19e3954a97cd996b51499caec8485d7c1fe94f0b8b7387bd",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -16896,7 +16896,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8j16h3yw648xfqx9311gew1",
+                     *       "event_id": "evt_01m8j23e69kafsh70tsq0t4e68",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -16951,13 +16951,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8j16h3yw648xfqx9311gew1",
+                     *       "event_id": "evt_01m8j23e69kafsh70tsq0t4e68",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T21:32:52.222Z",
-                     *         "owner": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *         "now": "2026-11-28T21:48:39.497Z",
+                     *         "owner": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -16966,8 +16966,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T21:32:52.222Z",
-                     *         "owner": "usr_01m8j16ga4tb9kr7e5pzpd8f5a",
+                     *         "now": "2026-11-28T21:48:39.497Z",
+                     *         "owner": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -17209,10 +17209,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "68a91c35a8cbc6b113950c0aa436f3442301d34fccf8f0f8efe9e14195a509e7",
-                     *       "kid": "2pW2HZhvTzNa23lVwbTaX_ItHvxP83XyiIYgaKOyYtg",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-boxbfy/forensics\n2\n68a91c35a8cbc6b113950c0aa436f3442301d34fccf8f0f8efe9e14195a509e7\n\n— control.test wsS43DBY3aqymHn/LaDosCfXb8Yb1VJVsv1aL2dkNSLeSaI1VBHq7e5QrBfdPok0Kv36DcLrnv4HmVVgqY2jM7VqzQ4=\n",
-                     *       "created_at": "2026-11-28T21:32:52.750Z"
+                     *       "hash": "977e483757dc469c19e3954a97cd996b51499caec8485d7c1fe94f0b8b7387bd",
+                     *       "kid": "YHGBjwqoLtc7xCsgT3uD4KNDAFV2y7WC1bI_8ivf0JE",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-pdi6zt/forensics\n2\n977e483757dc469c19e3954a97cd996b51499caec8485d7c1fe94f0b8b7387bd\n\n— control.test N52n984DlHDfHN5H72/nwp+8Xsy4hCSPhsyuw5XpyAPLwBtD3rZi4mXBi2SxcdLmF4xlSkGujS5hukxfuemmyvNWdQI=\n",
+                     *       "created_at": "2026-11-28T21:48:39.925Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -17255,10 +17255,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "68a91c35a8cbc6b113950c0aa436f3442301d34fccf8f0f8efe9e14195a509e7",
-                     *           "kid": "2pW2HZhvTzNa23lVwbTaX_ItHvxP83XyiIYgaKOyYtg",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-boxbfy/forensics\n2\n68a91c35a8cbc6b113950c0aa436f3442301d34fccf8f0f8efe9e14195a509e7\n\n— control.test wsS43DBY3aqymHn/LaDosCfXb8Yb1VJVsv1aL2dkNSLeSaI1VBHq7e5QrBfdPok0Kv36DcLrnv4HmVVgqY2jM7VqzQ4=\n",
-                     *           "created_at": "2026-11-28T21:32:52.750Z"
+                     *           "hash": "977e483757dc469c19e3954a97cd996b51499caec8485d7c1fe94f0b8b7387bd",
+                     *           "kid": "YHGBjwqoLtc7xCsgT3uD4KNDAFV2y7WC1bI_8ivf0JE",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-pdi6zt/forensics\n2\n977e483757dc469c19e3954a97cd996b51499caec8485d7c1fe94f0b8b7387bd\n\n— control.test N52n984DlHDfHN5H72/nwp+8Xsy4hCSPhsyuw5XpyAPLwBtD3rZi4mXBi2SxcdLmF4xlSkGujS5hukxfuemmyvNWdQI=\n",
+                     *           "created_at": "2026-11-28T21:48:39.925Z"
                      *         }
                      *       ]
                      *     }
@@ -17350,18 +17350,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-28T21:32:52.449Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:11e2aad4090ff3c6e25b4b8e54d6aea61bcd823fd81a322faba34b17889557e9\",\"received_at\":\"2026-11-28T21:32:52.449Z\",\"seq\":1,\"tenant_id\":\"t1-boxbfy\",\"v\":1}",
-                     *           "hash": "49721f09775a96fdba29a68fc2604f3552f7ed41e9a8c3410eab4ba815082399",
-                     *           "computed_hash": "49721f09775a96fdba29a68fc2604f3552f7ed41e9a8c3410eab4ba815082399"
+                     *           "received_at": "2026-11-28T21:48:39.659Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:5dc4400b27daf6029b39fae34998c072debddf034bf24092cbe676787730543a\",\"received_at\":\"2026-11-28T21:48:39.659Z\",\"seq\":1,\"tenant_id\":\"t1-pdi6zt\",\"v\":1}",
+                     *           "hash": "0cce22991983d52cd13b080fb446ed8f4d51c6b29c8b37f1c5e2edcbf6544c7f",
+                     *           "computed_hash": "0cce22991983d52cd13b080fb446ed8f4d51c6b29c8b37f1c5e2edcbf6544c7f"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m8j16h3yw648xfqx9311gew1",
-                     *           "received_at": "2026-11-28T21:32:52.449Z",
-                     *           "line": "{\"action_ref\":\"sha256:9128810bede13e0bcb60634a2d26257a9d8361082a2bf09be60f218d553a422c\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:ee0021b4648d2c0213806aec59a93ebce4db17de5d130675f12c352303f76b75\",\"bundle_hash\":\"sha256:2fd187e08840c1e66bcd98b071d95103885441cda46781ae684854f846d08d3f\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8j16h715b9d657eg2hm4q2t\",\"evaluation_us\":215880,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8j16h3yw648xfqx9311gew1\",\"input_hash\":\"sha256:dde625f087ef9f6fa7c2415656550a43029f899d8e6a7c6c80fa5647ad635ec7\",\"key_id\":\"agk_01m8j16gf2bs3rprxb2fv3k6cn\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T21:32:52.449Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"44faa9edbb69cc68\",\"tenant_id\":\"t1-boxbfy\",\"timestamp\":\"2026-11-28T21:32:52.222Z\",\"tool_name\":\"pay\",\"trace_id\":\"21bb34347ec542c5260a390c633dd661\",\"v\":1}",
-                     *           "hash": "68a91c35a8cbc6b113950c0aa436f3442301d34fccf8f0f8efe9e14195a509e7",
-                     *           "computed_hash": "68a91c35a8cbc6b113950c0aa436f3442301d34fccf8f0f8efe9e14195a509e7"
+                     *           "id": "evt_01m8j23e69kafsh70tsq0t4e68",
+                     *           "received_at": "2026-11-28T21:48:39.659Z",
+                     *           "line": "{\"action_ref\":\"sha256:85cc50a4fcc3b5c22d2e813a4a26e6d7bdafb4551c2ac0e71c4054430f701558\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:1411bd430849502a5425bb949eaa3eab9b940b2f4a64b74a641ca9a394bf3ddc\",\"bundle_hash\":\"sha256:84ee739e6bf43b12a9d0ecff50d789e460503a16e8e7b2379e2389450465d353\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8j23e8yh26d3sj8gedgsdzh\",\"evaluation_us\":136766,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8j23e69kafsh70tsq0t4e68\",\"input_hash\":\"sha256:a7c8789e420b473a2985b18f11c0c91e4cd0b5122675ca1b9f38c088290cf802\",\"key_id\":\"agk_01m8j23dp8p72rtrmkc3ppz15m\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T21:48:39.659Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"8d08eb2ae021f64c\",\"tenant_id\":\"t1-pdi6zt\",\"timestamp\":\"2026-11-28T21:48:39.497Z\",\"tool_name\":\"pay\",\"trace_id\":\"1bf7f873c591ba352dce2799b12c5d09\",\"v\":1}",
+                     *           "hash": "977e483757dc469c19e3954a97cd996b51499caec8485d7c1fe94f0b8b7387bd",
+                     *           "computed_hash": "977e483757dc469c19e3954a97cd996b51499caec8485d7c1fe94f0b8b7387bd"
                      *         }
                      *       ]
                      *     }
@@ -17571,12 +17571,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m8j16jns8ygtrqe7rpna6hnw",
+                     *           "id": "aud_01m8j23gdv287c0ktmmxjkwfw5",
                      *           "seq": 27,
-                     *           "created_at": "2026-11-28T21:32:53.817Z",
+                     *           "created_at": "2026-11-28T21:48:41.787Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *             "id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -17584,21 +17584,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m8j16h3yw648xfqx9311gew1"
+                     *             "id": "evt_01m8j23e69kafsh70tsq0t4e68"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m8j16jnnwr0c6m80r3d58dsa",
-                     *           "prev_hash": "e80ea600c2537ab215c3e2dee136ca746d6edecdd98a11a0d7e4701ad5da8f0e",
-                     *           "hash": "bb9307036f101e6945261e223445023bfa0d4830ab10ad3bc9b08fd0ff51d11e"
+                     *           "request_id": "req_01m8j23gdda2dscygkzh0gwmcj",
+                     *           "prev_hash": "2f4ccbc98da3a7327d40ebef178f15797ad98d630a4d4b2c6b5a8d5bcd5d3b9c",
+                     *           "hash": "16d8832e4dde5eefbea1cc0f991cd63c9bf8317147172e735fee58b5a12394fd"
                      *         },
                      *         {
-                     *           "id": "aud_01m8j16hv0vev09jngz3knaprg",
+                     *           "id": "aud_01m8j23ewx4p1zpm1zypfhvs2k",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-28T21:32:52.960Z",
+                     *           "created_at": "2026-11-28T21:48:40.221Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m8j16gcxj8503082xbr9zcr8",
+                     *             "id": "key_01m8j23dm6q1esg11zcmky2egp",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -17611,9 +17611,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m8j16ht4j4we2rfzpkkvm0ms",
-                     *           "prev_hash": "af8a0e96abc5379e0ca3dd7905640342ff27239e6353b2280d668a9901c92d53",
-                     *           "hash": "e80ea600c2537ab215c3e2dee136ca746d6edecdd98a11a0d7e4701ad5da8f0e"
+                     *           "request_id": "req_01m8j23etqemwbwt8rez9aqy99",
+                     *           "prev_hash": "38f76ec730ca4d55fb1d5b031dda24c0b56586e544d205df6f856d4955820f81",
+                     *           "hash": "2f4ccbc98da3a7327d40ebef178f15797ad98d630a4d4b2c6b5a8d5bcd5d3b9c"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -17658,12 +17658,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m8j16hrx9qjtzn2n98pm4ag5",
+                     *       "id": "aud_01m8j23esbfazxfpn8g50vn5bj",
                      *       "seq": 25,
-                     *       "created_at": "2026-11-28T21:32:52.893Z",
+                     *       "created_at": "2026-11-28T21:48:40.107Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m8j16gd1fms619bz31tx3mmd",
+                     *         "id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -17671,13 +17671,13 @@ export interface operations {
                      *       "code": "QST001I",
                      *       "target": {
                      *         "type": "question",
-                     *         "id": "qst_01m8j16hrveqx89qw2pprhjy9w"
+                     *         "id": "qst_01m8j23es9mppa2hnvt9r5vm2a"
                      *       },
                      *       "severity": "info",
                      *       "detail": "kept",
-                     *       "request_id": "req_01m8j16hrtrxdr38xma94ybrpr",
-                     *       "prev_hash": "fa18458225820b25dd9d8754ad03b58da943d73a1ad6f55371ce7527833c7a60",
-                     *       "hash": "af8a0e96abc5379e0ca3dd7905640342ff27239e6353b2280d668a9901c92d53"
+                     *       "request_id": "req_01m8j23es78w21e4nn8v01ngr2",
+                     *       "prev_hash": "dd9898b0901f03f02c5b353c6e08ed409b0de6026a76cc5bbe359f04b95b124e",
+                     *       "hash": "38f76ec730ca4d55fb1d5b031dda24c0b56586e544d205df6f856d4955820f81"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -17783,21 +17783,21 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8j16kd2akfh98x97f7q2n8g",
+                     *       "package_id": "pkg_01m8j23j7sqkz9jtmevtpn33dp",
                      *       "purpose": "x",
                      *       "chain": "forensics",
-                     *       "from": "2026-10-28T21:32:54.562Z",
-                     *       "to": "2026-11-28T21:32:54.562Z",
+                     *       "from": "2026-10-28T21:48:43.641Z",
+                     *       "to": "2026-11-28T21:48:43.641Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:305340ac63dfb73336170bb2d0336248a2138ab85482baea13ac8297da0b56bb",
-                     *       "public_key_fingerprint": "sha256:11e2aad4090ff3c6e25b4b8e54d6aea61bcd823fd81a322faba34b17889557e9",
+                     *       "package_hash": "sha256:e0dba1bfc5ee0e50e80b5fbada333cbc396babc3da12922194a6b66d9e0f4b6c",
+                     *       "public_key_fingerprint": "sha256:5dc4400b27daf6029b39fae34998c072debddf034bf24092cbe676787730543a",
                      *       "size": 57344,
-                     *       "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
-                     *       "created_at": "2026-11-28T21:32:54.562Z"
+                     *       "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *       "created_at": "2026-11-28T21:48:43.641Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -17898,21 +17898,21 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m8j16hew4ss6j3eg2a3sm9gz",
+                     *           "package_id": "pkg_01m8j23efxxpk1h75yxy9hn91g",
                      *           "purpose": "audit",
                      *           "chain": "forensics",
-                     *           "from": "2026-10-28T21:32:52.572Z",
-                     *           "to": "2026-11-28T21:32:52.572Z",
+                     *           "from": "2026-10-28T21:48:39.805Z",
+                     *           "to": "2026-11-28T21:48:39.805Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:f542f71dfec9fbe8e1193b642c2d935054b0755bc76ec1448fafa84d61b3b0f9",
-                     *           "public_key_fingerprint": "sha256:11e2aad4090ff3c6e25b4b8e54d6aea61bcd823fd81a322faba34b17889557e9",
+                     *           "package_hash": "sha256:79d205e8412391a696d7ee01730129474b4fd692e8720ea7db76b0abc50ba09b",
+                     *           "public_key_fingerprint": "sha256:5dc4400b27daf6029b39fae34998c072debddf034bf24092cbe676787730543a",
                      *           "size": 47104,
-                     *           "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
-                     *           "created_at": "2026-11-28T21:32:52.572Z"
+                     *           "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *           "created_at": "2026-11-28T21:48:39.805Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -17958,31 +17958,31 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8j16hew4ss6j3eg2a3sm9gz",
+                     *       "package_id": "pkg_01m8j23efxxpk1h75yxy9hn91g",
                      *       "purpose": "audit",
                      *       "chain": "forensics",
-                     *       "from": "2026-10-28T21:32:52.572Z",
-                     *       "to": "2026-11-28T21:32:52.572Z",
+                     *       "from": "2026-10-28T21:48:39.805Z",
+                     *       "to": "2026-11-28T21:48:39.805Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:f542f71dfec9fbe8e1193b642c2d935054b0755bc76ec1448fafa84d61b3b0f9",
-                     *       "public_key_fingerprint": "sha256:11e2aad4090ff3c6e25b4b8e54d6aea61bcd823fd81a322faba34b17889557e9",
+                     *       "package_hash": "sha256:79d205e8412391a696d7ee01730129474b4fd692e8720ea7db76b0abc50ba09b",
+                     *       "public_key_fingerprint": "sha256:5dc4400b27daf6029b39fae34998c072debddf034bf24092cbe676787730543a",
                      *       "size": 47104,
-                     *       "created_by": "usr_01m8j16gd1fms619bz31tx3mmd",
-                     *       "created_at": "2026-11-28T21:32:52.572Z",
+                     *       "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *       "created_at": "2026-11-28T21:48:39.805Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
                      *           "size": 848,
-                     *           "sha256": "958144f801765ffa8ca79caa57ba6406880ad0f3fe4861d6748b58420558e02b"
+                     *           "sha256": "29b5fbc10b02b4c6f63ad8a62a4a5758ccec14ccf1cbc9ffd0a6514055311fe5"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
                      *           "size": 848,
-                     *           "sha256": "bcd0ba68674a38683a18dbb740ca3644050305928e1819d7758222ce992f458a"
+                     *           "sha256": "26f003a85bac945599533a5bfcf04d3d0156ffd46a97bd7eeadb0fc77789a22e"
                      *         }
                      *       ]
                      *     }
@@ -18396,7 +18396,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m8j16h715b9d657eg2hm4q2t",
+                     *       "id": "esc_01m8j23e8yh26d3sj8gedgsdzh",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -18473,7 +18473,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_3hq6j6b",
+                     *       "id": "dlv_33vap17",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -19073,8 +19073,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "gdoqJLrJpxSMv-vow8pdzoeWuJ0-sAEx3B_EQqEEqHI",
-                     *           "kid": "2pW2HZhvTzNa23lVwbTaX_ItHvxP83XyiIYgaKOyYtg",
+                     *           "x": "fSglnCBQAsSLX0YU7wo2gB8zLUbrEgsGTrOW2fFj18U",
+                     *           "kid": "YHGBjwqoLtc7xCsgT3uD4KNDAFV2y7WC1bI_8ivf0JE",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -19278,12 +19278,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "93c1c78013486356d4a9e634f87aed07e1bb07116696315d857105efd0ec9039"
+                     *         "hash": "25b9991c1537339a3103207cc20e918234c0f403ad01fd0619fd47e11ef4f89b"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "68a91c35a8cbc6b113950c0aa436f3442301d34fccf8f0f8efe9e14195a509e7",
-                     *         "created_at": "2026-11-28T21:32:52.750Z"
+                     *         "hash": "977e483757dc469c19e3954a97cd996b51499caec8485d7c1fe94f0b8b7387bd",
+                     *         "created_at": "2026-11-28T21:48:39.925Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -19325,12 +19325,12 @@ export interface operations {
                      *       "records_checked": 28,
                      *       "head": {
                      *         "seq": 28,
-                     *         "hash": "ac951a0549b2bc857ea05b634898527551ed3f5f6aa572e94fb8345861ca45d0"
+                     *         "hash": "a3b60a0ef3f5057eb29b8170b443d4de63347568a5be0de7231ea36e00ba938b"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 17,
-                     *         "hash": "afbf3d4df07e4d0d395b5080334a40e1ef9ea5dd91ca49961da73fcadd1bec5f",
-                     *         "created_at": "2026-11-28T21:32:52.771Z"
+                     *         "hash": "b8a709b1110bad1adc4edf23700f02a9ee93644617e5405d02e4aa11aa3c0321",
+                     *         "created_at": "2026-11-28T21:48:39.946Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
