@@ -363,7 +363,7 @@ describe('a running proxy', () => {
       version: '1.0.0',
       bundle_seq: 1,
       spooled_events: 0,
-      stale: false,
+      state: 'alive',
     });
   });
 
