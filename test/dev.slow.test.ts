@@ -150,7 +150,7 @@ describeInBrowser('the dashboard', () => {
         return (await page.getByRole('textbox').inputValue()) === 'kept@example.test';
       },
       'a saved change is shown, and what was typed is still there',
-      240_000,
+      { limitMs: 240_000 },
     );
   });
 });

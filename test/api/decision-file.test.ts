@@ -31,9 +31,11 @@ test('the filtered list is a file: of one’s own tenant, for those who may read
   expect(file.headers.get('content-disposition')).toBe(`attachment; filename="decisions-${tenant.id}.csv"`);
   expect(file.headers.get('x-svc-incomplete')).toBe('false');
   const lines = file.text.trim().split('\r\n');
-  expect(lines[0]).toMatch(/^"created_at","decision","tool_name",/);
+  expect(lines[0]).toMatch(
+    /^"decided_at","received_at","decision","tool_name",.*"policy_version","rule_id",.*"trace_id",.*"seq","hash"$/,
+  );
   expect(lines).toHaveLength(3);
-  expect(lines[1]).toMatch(/^"\d{4}-\d\d-\d\dT[\d:.]+Z","allow","wire⟦U\+202E⟧␍␊=1",/);
+  expect(lines[1]).toMatch(/^("\d{4}-\d\d-\d\dT[\d:.]+Z",){2}"allow","wire⟦U\+202E⟧␍␊=1",/);
   expect(lines[1]).toContain('"␉+1"');
   expect(lines[2]).toContain(`"'=HYPERLINK(""http://x.test"")"`);
   expect(lines[2]).toContain(`"a;'@SUM(1)"`);
