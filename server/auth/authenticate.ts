@@ -232,13 +232,12 @@ export class Authenticator {
                a.agent_role, coalesce(k.expires_at, a.expires_at, w.expires_at) as expires_at,
                coalesce(k.revoked_at, a.revoked_at, w.revoked_at, t.revoked_at, k.unconfirmed_since,
                  a.unconfirmed_since, t.unconfirmed_since) as revoked_at,
-               w.trust_id, t.created_by as maker_id, w.scopes as token_scopes, w.policies, w.source, f.id as author_id
+               w.trust_id, t.created_by as maker_id, w.scopes as token_scopes, w.policies, w.source, k.author_id
              from credential c
              left join api_key k on c.kind = 'api_key' and k.tenant_id = c.tenant_id and k.id = c.id
              left join agent_key a on c.kind = 'agent_key' and a.tenant_id = c.tenant_id and a.id = c.id
              left join workload_token w on c.kind = 'workload_token' and w.tenant_id = c.tenant_id and w.id = c.id
              left join workload_trust t on t.tenant_id = c.tenant_id and t.id = w.trust_id
-             left join member f on f.tenant_id = c.tenant_id and f.id = k.author_id and f.removed_at is null
              left join member m on m.tenant_id = c.tenant_id and m.id = coalesce(k.created_by, t.created_by)
              where c.tenant_id = $1 and c.hash = $2 and (m.id is null or (m.removed_at is null and 'admin' = any(m.roles)))`,
       [tenantId, hash],
@@ -302,9 +301,7 @@ const membersOf = (tenantId: string) => `members of ${tenantId}`;
 /** The tags by which a notice invalidates a lookup. */
 function tagsOf(principal: Principal): string[] {
   const { kind, id, tenantId } = principal;
-  // the person may go to whom what is written with a key of nobody counts
-  const ofMember = kind === 'session' || (kind === 'api_key' && principal.authorId !== undefined);
-  return ofMember ? [id, allOf(tenantId), membersOf(tenantId)] : [id, allOf(tenantId)];
+  return kind === 'session' ? [id, allOf(tenantId), membersOf(tenantId)] : [id, allOf(tenantId)];
 }
 
 /**

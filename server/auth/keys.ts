@@ -175,7 +175,7 @@ export class Keys {
   async rotateApiKey(
     tenantId: string,
     id: string,
-    { overlapSeconds, owner }: { overlapSeconds: number; owner: string | null },
+    { overlapSeconds, owner, author }: { overlapSeconds: number; owner: string | null; author?: string | undefined },
     by: Doer,
   ): Promise<{ row: ApiKeyRow; secret: string; until: Date }> {
     return this.#db.transaction(tenantId, async (em, notify) => {
@@ -185,7 +185,15 @@ export class Keys {
       const made = await this.#createApiKey(
         em,
         tenantId,
-        { label, scopes: scopes as Scope[], owner, author: old.authorId, line, expiresAt: this.#sameLife(old) },
+        {
+          label,
+          scopes: scopes as Scope[],
+          owner,
+          // whoever rotates it knows it, and what was a person's never becomes nobody's
+          author: author ?? old.authorId ?? old.createdBy,
+          line,
+          expiresAt: this.#sameLife(old),
+        },
         by,
       );
       const until = await this.#expire(em, notify, old, overlapSeconds);

@@ -2,7 +2,7 @@ import { z } from 'zod';
 import type { AgentKeyRow, ApiKeyRow, SessionRow, WorkloadTrustRow } from '../../db/entities/index.ts';
 import { AgentName } from '../domain/agent-names.ts';
 import { doerOf, originOf } from '../domain/audit.ts';
-import { ownerOf, type Principal, ROLES, SCOPES } from '../domain/principal.ts';
+import { holderOf, ownerOf, type Principal, ROLES, SCOPES } from '../domain/principal.ts';
 import { MATCH_LIMITS, WORKLOAD_SCOPES } from '../domain/workload.ts';
 import { AppError, invalid } from '../errors.ts';
 import { askedReason, emailAddress, keptTime, text } from '../rpc/fields.ts';
@@ -152,7 +152,12 @@ export function keysRouter(keys: Keys) {
       .output(Rotated)
       .mutation(async ({ ctx, input: { id, overlap_seconds: overlapSeconds } }) =>
         rotated(
-          await keys.rotateApiKey(ctx.tenantId, id, { overlapSeconds, owner: ownerOf(ctx.principal) }, doerOf(ctx)),
+          await keys.rotateApiKey(
+            ctx.tenantId,
+            id,
+            { overlapSeconds, owner: ownerOf(ctx.principal), author: holderOf(ctx.principal) },
+            doerOf(ctx),
+          ),
         ),
       ),
 
@@ -224,9 +229,7 @@ export function agentKeysRouter(keys: Keys) {
         }),
       )
       .mutation(async ({ ctx, input }) => {
-        // the key of the first start belongs to no person, but the first admin holds it
-        const { principal } = ctx;
-        const holder = ownerOf(principal) ?? (principal.kind === 'api_key' ? principal.authorId : undefined);
+        const holder = holderOf(ctx.principal);
         if (input.owner_id !== undefined) await keys.assertOwner(ctx.tenantId, input.owner_id);
         else if (!holder) {
           throw invalid(
@@ -375,7 +378,7 @@ export function workloadTrustRouter(workloads: Workloads, change: ChangeGuarded<
       .mutation(async ({ ctx, input: { reason: given, ...input } }) => {
         const reason = await reasonFor(ctx, given);
         const trust = await workloads.checked(ctx.tenantId, input, doerOf(ctx));
-        const maker = ownerOf(ctx.principal);
+        const maker = holderOf(ctx.principal) ?? null;
         const patch = { workload_trust: trust };
         const waits = await change(ctx.tenantId, { patch, reason, maker }, doerOf(ctx));
         const row = (await workloads.find(ctx.tenantId, trust.id)) ?? workloads.rowOf(trust, maker);

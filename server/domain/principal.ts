@@ -140,6 +140,11 @@ export function personOf(principal: Principal): string {
   return ownerOf(principal) ?? principal.id;
 }
 
+/** The person whose key or session it is; of the key of the first start, which belongs to nobody, the first admin, who holds it. */
+export function holderOf(principal: Principal): string | undefined {
+  return ownerOf(principal) ?? (principal.kind === 'api_key' ? principal.authorId : undefined);
+}
+
 /**
  * Who counts as the author of what the principal writes. The key of the first start belongs to nobody and ends with nobody, but
  * the first admin holds it: what is written with it, or with a key made with it, is theirs, and another person approves it.

@@ -90,7 +90,7 @@ export async function keyPeople(
   const agents = [
     ...makers,
     ...keys.flatMap(({ ownerId }) => ownerId ?? []),
-    ...apiKeys.flatMap(({ createdBy }) => createdBy ?? []),
+    ...apiKeys.flatMap(({ createdBy, authorId }) => createdBy ?? authorId ?? []),
   ];
   const ids = new Set([...agents, ...(await peopleOfKey(em, openedWith))]);
   const people = await em.find(Member, { id: { $in: [...ids] } }, { orderBy: { id: 'asc' } });
@@ -103,7 +103,7 @@ export async function keyPeople(
 export async function peopleOfKey(em: EntityManager, id: string): Promise<string[]> {
   const key = await em.findOne(ApiKey, { id });
   const line = key ? await em.find(ApiKey, { lineId: key.lineId }) : [];
-  return [...new Set(line.flatMap(({ createdBy }) => createdBy ?? []))].sort();
+  return [...new Set(line.flatMap(({ createdBy, authorId }) => createdBy ?? authorId ?? []))].sort();
 }
 
 /**

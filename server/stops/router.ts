@@ -1,6 +1,6 @@
 import { z } from 'zod';
 import { actorOf } from '../domain/audit.ts';
-import { type Principal, personOf } from '../domain/principal.ts';
+import { authorOf, type Principal, personOf } from '../domain/principal.ts';
 import { STOP_KIND_NAMES, STOP_KINDS, STOP_MODE_NAMES, STOP_MODES, WHOLE_TENANT } from '../domain/stops.ts';
 import { shortReason, text } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
@@ -95,7 +95,7 @@ export function stopsRouter(stops: Stops) {
       .mutation(async ({ ctx, input, signal }) => {
         const { target_kind: kind, target_id: target = WHOLE_TENANT, mode, reason, until, abort, wait } = input;
         const asked = { kind, target, mode, reason, until, abort };
-        const stop = await stops.create(ctx.tenantId, asked, by(ctx), personOf(ctx.principal));
+        const stop = await stops.create(ctx.tenantId, asked, by(ctx), authorOf(ctx.principal));
         return detailed(ctx.tenantId, stop, wait, signal);
       }),
 

@@ -335,6 +335,17 @@ describe('votes', () => {
     await tenant.set({ approver_groups: null });
   });
 
+  test('the first admin does not vote on what a key of the first start opened', async () => {
+    const { tenant } = await setUp();
+    const made = await server.call<{ key: string }>(201, 'POST /v1/keys', tenant.operatorKey, {
+      label: 'p',
+      scopes: ['proxy'],
+    });
+    const open = await hold({ key: made.body.key });
+    await vote(403, await tenant.enter(tenant.admin.userId), open.id);
+    await vote(200, await tenant.person('approver'), open.id);
+  });
+
   test('the authors of the live policy may vote unless the tenant forbids it, whoever saved it last', async () => {
     const { tenant } = await setUp();
     const author = await tenant.person('approver');

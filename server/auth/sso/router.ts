@@ -1,6 +1,6 @@
 import { z } from 'zod';
 import { type Doer, doerOf } from '../../domain/audit.ts';
-import { ownerOf } from '../../domain/principal.ts';
+import { holderOf } from '../../domain/principal.ts';
 import { askedReason, text } from '../../rpc/fields.ts';
 import { route, trpc } from '../../rpc/procedure.ts';
 import { reasonFor } from '../../rpc/reason.ts';
@@ -222,7 +222,7 @@ export function tokenIssuersRouter(
       .mutation(async ({ ctx, input: { reason, ...given } }) => {
         const why = await reasonFor(ctx, reason);
         const token_issuers = await tokenIssuers.checked(ctx.tenantId, given, why, doerOf(ctx));
-        const asked = { patch: { token_issuers }, reason: why, maker: ownerOf(ctx.principal) };
+        const asked = { patch: { token_issuers }, reason: why, maker: holderOf(ctx.principal) ?? null };
         const waiting = await change(ctx.tenantId, asked, doerOf(ctx));
         return { ...(await tokenIssuers.listed(ctx.tenantId)), waiting };
       }),
