@@ -197,6 +197,8 @@ test('a tenant moves with everything: what was there is there, and works', async
   );
   const proxy = await tenant.key('proxy');
   const bundle = await source.call(200, 'GET /v1/policies/bundle', proxy);
+  const waiting = 'select count(*)::int as n from event_outbox where tenant_id = $1 and fanned_out_at is null';
+  await expect.poll(async () => (await sql<{ n: number }>(source, waiting, [tenant.id]))[0]!.n).toBe(0);
   const before = await rowsOf(source, tenant.id);
 
   const result = await moved(tenant.id);
