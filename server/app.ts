@@ -180,7 +180,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     acceptInvitation: (...person) => invitations.acceptFor(...person),
     count: (reason) => metrics.ssoRefusals.inc({ reason }),
   });
-  const tokenIssuers = new TokenIssuers(db, audit, oidc);
+  const tokenIssuers = new TokenIssuers(db, clock, audit, oidc);
   const workloads = new Workloads({ db, clock, log, audit, oidc, baseUrl: config.baseUrl });
   const serverSettings = { poll_seconds: config.pollSeconds };
   const tenants = new Tenants(db, clock, audit, serverSettings);

@@ -566,10 +566,12 @@ const TokenIssuer = defineEntity({
   tableName: 'token_issuer',
   properties: {
     tenantId: p.string().primary(),
-    issuer: p.string().primary(),
+    id: p.string().primary(),
+    issuer: p.string(),
     place: p.integer(),
     settings: p.json().columnType('jsonb'),
     changedBy: p.array(),
+    endedAt: time().nullable(),
   },
   filters: tenantFilter,
 });

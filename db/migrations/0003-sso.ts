@@ -7,7 +7,7 @@ const TENANT_TABLES: Record<string, string> = {
   sso_domain: 'select, insert, update, delete',
   sso_identity: 'select, insert, update, delete',
   sso_used_state: 'select, insert, delete',
-  token_issuer: 'select, insert, update, delete',
+  token_issuer: 'select, insert, update',
 };
 
 export class SingleSignOn extends Migration {
@@ -81,16 +81,20 @@ export class SingleSignOn extends Migration {
         expires_at timestamptz(3) not null,
         primary key (tenant_id, id)
       )`);
-    // changed_by: the people, and keys of no one, who made or changed the entry, the last one last
+    // changed_by: the people, and keys of no one, who made or changed the entry, the last one last. An entry that is changed or
+    // removed stays as ended: who made it may not vote on holds of agents that its tokens may have named until then
     this.addSql(`
       create table token_issuer (
         tenant_id text collate "C" not null references tenant,
+        id text collate "C" not null,
         issuer text collate "C" not null,
         place integer not null,
         settings jsonb not null,
         changed_by text[] not null,
-        primary key (tenant_id, issuer)
+        ended_at timestamptz(3),
+        primary key (tenant_id, id)
       )`);
+    this.addSql('create unique index on token_issuer (tenant_id, issuer) where ended_at is null');
     for (const [table, grants] of Object.entries({
       ...TENANT_TABLES,
       plain_callback: 'select, insert, delete',

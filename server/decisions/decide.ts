@@ -541,7 +541,7 @@ export class Decider {
   stated(tenantId: string, all: readonly Remembered[]): Promise<readonly Remembered[]> {
     return stated(this.#db, tenantId, all, async () => {
       const { engine } = await this.#load(tenantId);
-      return (source) => engine.sessions.declarationOf(source);
+      return (source) => engine.sessions.declaredFor(source);
     });
   }
 

@@ -149,8 +149,8 @@ export async function ingest(
     for (const [i, entries] of learned) {
       const result = results[i]!;
       if (!('seq' in result)) continue;
-      const { agent_id, session_id, event_id } = events[i]!.event;
-      (result.otherKey ? others : own).push({ agent_id, session_id, event_id, entries, key_id: keyId });
+      const { agent_id, session_id, event_id, tool_server } = events[i]!.event;
+      (result.otherKey ? others : own).push({ agent_id, session_id, event_id, entries, tool_server, key_id: keyId });
     }
     if (others.length > 0) await deps.remember(tenantId, others, { replace: false });
     if (own.length > 0) await deps.remember(tenantId, own);

@@ -36,57 +36,51 @@ interface SessionOf {
 export interface Remembered extends SessionOf {
   entries: readonly z.infer<typeof LedgerEntryIn>[];
   reported?: boolean;
-  /** The key of the proxy that sent it. */
+  /** The server of the call that the entries are from, and the key of the proxy that reported it. */
+  tool_server?: string | undefined;
   key_id?: string | undefined;
 }
 
 const DAY_MS = 24 * 3600 * 1000;
 /**
- * Of what proxies say of sessions, what they may say: what is about a tool server that people bound to keys, or about a tool that
- * such a server lists, counts only from one of its keys. `toolOf`: the tool and server of the declaration that an entry is from.
+ * Of what proxies say of sessions, what counts: facts about calls of a tool server come only from the keys that people named as
+ * those of the proxies in front of it, and from keys that the same person made to replace one. That a server has answered may be
+ * said by any, with no more than the trust that people gave the server, for it only takes trust away. `declaredFor`: of which server the
+ * declaration of a source wants answers; null: any, undefined: there is no such declaration.
  */
 export async function stated(
   db: Database,
   tenantId: string,
   all: readonly Remembered[],
-  toolOf: () => Promise<(source: string) => { tool: string; server: string | null } | undefined>,
+  declaredFor: () => Promise<(source: string) => string | null | undefined>,
 ): Promise<readonly Remembered[]> {
-  const bound = await db.query<{ id: string; proxy_keys: string[] }>(
+  const named = all.flatMap(({ tool_server, entries }) => [
+    ...(tool_server ? [tool_server] : []),
+    ...entries.flatMap(({ source, key }) => (source === TRUST ? [key] : [])),
+  ]);
+  const found = await db.query<{ id: string; trust: number | null; keys: string[] }>(
     tenantId,
-    `select id, proxy_keys from tool_server where tenant_id = $1 and proxy_keys <> '{}'`,
-    [tenantId],
+    `select id, trust, array(select made.id from api_key bound join api_key made
+       on made.tenant_id = $1 and made.line_id = bound.line_id
+         and coalesce(made.created_by, made.author_id) is not distinct from coalesce(bound.created_by, bound.author_id)
+       where bound.tenant_id = $1 and bound.id = any(proxy_keys)) as keys
+     from tool_server where tenant_id = $1 and id = any($2)`,
+    [tenantId, [...new Set(named)]],
   );
-  if (bound.length === 0) return all;
-  const of = await toolOf();
-  type Entry = z.infer<typeof LedgerEntryIn>;
-  const about = ({ source, name, key }: Entry): { tool?: string; server: string | null } | undefined =>
-    source === TRUST ? { server: key } : source.startsWith(`${CALL}:`) ? { tool: name, server: key } : of(source);
-  const names = all.flatMap(({ entries }) => entries.flatMap((entry) => about(entry)?.tool ?? []));
-  const listed = await db.query<{ server: string; name: string }>(
-    tenantId,
-    'select server, name from tool where tenant_id = $1 and server = any($2) and name = any($3)',
-    [tenantId, bound.map(({ id }) => id), [...new Set(names)]],
-  );
-  const keys = await db.query<{ id: string; line_id: string }>(
-    tenantId,
-    'select id, line_id from api_key where tenant_id = $1 and id = any($2)',
-    [tenantId, [...new Set(all.flatMap(({ key_id }) => key_id ?? []))]],
-  );
-  const lines = new Map(keys.map(({ id, line_id }) => [id, line_id]));
+  const servers = new Map(found.map(({ id, ...server }) => [id, server]));
+  const serverOf = found.some(({ keys }) => keys.length > 0) ? await declaredFor() : undefined;
   return all.map((one) => {
-    const line = lines.get(one.key_id ?? '') ?? '';
-    const may = (entry: Entry) => {
-      const subject = about(entry);
+    const isBound = !!servers.get(one.tool_server ?? '')?.keys.includes(one.key_id ?? '');
+    const counting = one.entries.flatMap((entry) => {
+      const { source, key, value } = entry;
+      if (source === TRUST) return { ...entry, value: Math.min(Number(value), servers.get(key)?.trust ?? 0) };
+      if (!isBound) return [];
+      if (source.startsWith(`${CALL}:`)) return key === one.tool_server ? entry : [];
+      const declared = serverOf?.(source);
       // what nothing declares may be declared tomorrow
-      if (!subject) return false;
-      const { tool, server } = subject;
-      const judges = bound.filter(
-        ({ id }) => id === server || listed.some((row) => row.server === id && row.name === tool),
-      );
-      const own = judges.filter(({ id }) => id === server);
-      return judges.length === 0 || (own.length > 0 ? own : judges).some(({ proxy_keys }) => proxy_keys.includes(line));
-    };
-    return { ...one, entries: one.entries.filter(may) };
+      return declared === null || declared === one.tool_server ? entry : [];
+    });
+    return { ...one, entries: counting };
   });
 }
 

@@ -64,8 +64,8 @@ export async function electorateOf(
 
 /**
  * The people who own or created a key of this agent, or created the key that opens a hold, whether or not the key still
- * works, or made or changed an issuer whose tokens may name the agent in its role; and of them, those of the agent. What was
- * created with a key counts as created by that key's creator.
+ * works, or made or changed an issuer whose tokens may name the agent in its role, or once might; and of them, those of the agent.
+ * What was created with a key counts as created by that key's creator.
  */
 export async function keyPeople(
   em: EntityManager,

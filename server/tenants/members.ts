@@ -146,8 +146,8 @@ export class Members {
         `select id, label from workload_trust where tenant_id = $1 and created_by = $2 and revoked_at is null order by id`,
       ),
       ask<{ issuer: string }>(
-        `select issuer from token_issuer where tenant_id = $1 and ${theirs('changed_by[cardinality(changed_by)]')}
-         order by place`,
+        `select issuer from token_issuer where tenant_id = $1 and ended_at is null
+           and ${theirs('changed_by[cardinality(changed_by)]')} order by place`,
       ),
       ask<Left['subscriptions'][number]>(
         `select id, destination_type, active from subscription where tenant_id = $1 and ${theirs('owner_id')} order by id`,

@@ -353,6 +353,8 @@ function acceptsWording(
   const approved = own.find((one) => one.pin === tool.approvedPin);
   const now = own.find((one) => one.pin === pin);
   if (!approved || !now || tool.acceptedPins.length >= MOST_ACCEPTED) return false;
+  // its definition may have been dropped since it was rejected
+  if (tool.rejectedPins.includes(pin)) return false;
   return changeTo(definitionOf(now), definitionOf(approved), others).kind === 'descriptive';
 }
 

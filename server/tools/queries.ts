@@ -25,7 +25,7 @@ import { ReadRefused } from '../lib/database-fault.ts';
 import type { Log } from '../lib/log.ts';
 import { Where } from '../lib/where.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
-import { MOST_REJECTED, type Rules, settingsOf, type ToolId, toolTarget, WAITS } from './registry.ts';
+import { type Rules, settingsOf, type ToolId, toolTarget, WAITS } from './registry.ts';
 import { approvedPins, changeTo, definitionOf, seenAs } from './standing.ts';
 
 /** The fields of a tool that lists show. */
@@ -502,7 +502,7 @@ async function decidedPins(
     else {
       found.set(target, {
         approved: approved === pin ? undefined : approved,
-        rejected: [...rejected, pin].slice(-MOST_REJECTED),
+        rejected: [...rejected, pin],
       });
     }
   }

@@ -32,8 +32,10 @@ export interface Rules {
   self_approval: boolean;
 }
 
-/** How many rejected definitions of one tool are remembered. */
-export const MOST_REJECTED = 10;
+/** How many definitions of one tool can be rejected: none that was is forgotten for later ones. Proxies get the pin of each. */
+const MOST_REJECTED = 100;
+/** Of how many of them the definition itself is kept, not only its pin. */
+const KEPT_REJECTED = 10;
 /** The detail in the record of the first of two approvals. */
 export const WAITS = 'waits for a second person';
 /** How many agents of a tenant may have labels. */
@@ -120,6 +122,10 @@ export class Tools {
       if (!definitions.some((one) => one.pin === pin)) {
         throw new AppError('VERSION_CHANGED', 'the tool has no definition with this pin anymore');
       }
+      if (tool.rejectedPins.length >= MOST_REJECTED) {
+        const detail = `${MOST_REJECTED} definitions of this tool are rejected already: forget the tool, or stop its server`;
+        throw new AppError('INVALID_STATUS', detail);
+      }
       if (tool.approvedPin === pin) {
         tool.approvedPin = null;
         tool.approvedBy = null;
@@ -128,11 +134,10 @@ export class Tools {
       }
       tool.acceptedPins = tool.acceptedPins.filter((one) => one !== pin);
       tool.rejectedPins = [...tool.rejectedPins, pin];
-      for (const old of tool.rejectedPins.slice(0, -MOST_REJECTED)) {
+      for (const old of tool.rejectedPins.slice(0, -KEPT_REJECTED)) {
         const at = definitions.findIndex((one) => one.pin === old);
         if (at >= 0) em.remove(definitions.splice(at, 1)[0]!);
       }
-      tool.rejectedPins = tool.rejectedPins.slice(-MOST_REJECTED);
       const { approve, ...proposals } = tool.proposals;
       tool.proposals = approve?.what.pin === pin ? proposals : tool.proposals;
       return { action: 'tool.rejected', afterHash: pin, reason };
@@ -214,7 +219,8 @@ export class Tools {
         server = await em.findOneOrFail(ToolServer, { id }, { lockMode });
       }
       const before = settingsOf(server);
-      const proxy_keys = patch.proxy_keys && (await linesOf(em, patch.proxy_keys));
+      const proxy_keys = patch.proxy_keys && sorted(patch.proxy_keys);
+      if (proxy_keys) await assertKeys(em, proxy_keys);
       const after = { ...before, ...withoutUndefined({ ...patch, proxy_keys }) };
       const same = canonicalJson(before) === canonicalJson(after);
       const owner = await this.#changeOwner(em, server, owner_id);
@@ -401,16 +407,14 @@ export function settingsOf({ mode, trust, checkArguments, proxyKeys }: ToolServe
   return { mode: mode ?? null, trust: trust ?? null, check_arguments: checkArguments, proxy_keys: proxyKeys };
 }
 
-/** The lines of these keys, sorted: a rotated key states what the one that it replaces did. */
-async function linesOf(em: EntityManager, ids: readonly string[]): Promise<string[]> {
+async function assertKeys(em: EntityManager, ids: readonly string[]): Promise<void> {
   const keys = await em.find(ApiKey, { id: { $in: [...ids] } });
   const at = ids.findIndex((id) => keys.every((key) => key.id !== id));
   if (at >= 0) throw invalid(`/proxy_keys/${at}`, 'is not the id of an API key of this tenant');
-  return [...new Set(keys.map(({ lineId }) => lineId))].sort();
 }
 
 const settingsInWords = ({ mode, trust, check_arguments, proxy_keys }: ToolServerSettings) =>
-  `mode ${mode ?? 'default'}, trust ${trust ?? 'none'}, arguments ${check_arguments ? 'checked' : 'not checked'}, facts from ${proxy_keys.join(', ') || 'any proxy'}`;
+  `mode ${mode ?? 'default'}, trust ${trust ?? 'none'}, arguments ${check_arguments ? 'checked' : 'not checked'}, facts from ${proxy_keys.join(', ') || 'no proxy'}`;
 
 /** How strict a mode is; the default is between `warn` and `hold`. */
 const strictness = (mode: ToolServerSettings['mode']) => (mode === null ? 1.5 : DRIFT_MODES.indexOf(mode));
@@ -421,8 +425,7 @@ function loosens(before: ToolServerSettings, after: ToolServerSettings): boolean
     strictness(after.mode) < strictness(before.mode) ||
     before.trust !== after.trust ||
     (before.check_arguments && !after.check_arguments) ||
-    (before.proxy_keys.length > 0 &&
-      (after.proxy_keys.length === 0 || after.proxy_keys.some((key) => !before.proxy_keys.includes(key))))
+    after.proxy_keys.some((key) => !before.proxy_keys.includes(key))
   );
 }
 

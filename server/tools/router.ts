@@ -121,9 +121,7 @@ const settings = {
   check_arguments: z.boolean().describe('proxies check the arguments of calls against the schema of the tool'),
   proxy_keys: z
     .array(z.string())
-    .describe(
-      'the API keys whose proxies may state facts of sessions about the server, each by the first of its line; empty: any proxy',
-    ),
+    .describe('the API keys whose proxies may state facts of sessions about the server; empty: none'),
 };
 
 const ServerOut = z
@@ -336,7 +334,7 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
             .max(50)
             .optional()
             .describe(
-              'ids of API keys: facts about this server, and about tools that it lists, then count only from proxies with one of these, or with a key that replaces one; empty: from any proxy',
+              'ids of API keys of the proxies in front of this server: facts about its calls count from these, and from a key that the same person makes to replace one; empty: from none',
             ),
           owner_id: text(200)
             .nullable()

@@ -168,17 +168,27 @@ test('who may look: viewers and proxies of the tenant, and no agent', async () =
 });
 
 test('a proxy’s entries: bounded, once, the newest wins, and a bad one costs no record', async () => {
-  const { tenant, facts } = await world();
-  const proxy = await tenant.key('proxy');
+  const { tenant, ask, report, facts } = await world();
+  const { body: proxy } = await server.call<{ id: string; key: string }>(201, 'POST /v1/keys', tenant.admin, {
+    ...{ label: 'in front of the shop', scopes: ['proxy'] },
+  });
+  const settings = { shop: { proxy_keys: [proxy.id] }, crm: { trust: 90 }, web: { trust: 10 } };
+  const person = await tenant.person('admin');
+  for (const [id, body] of Object.entries(settings)) {
+    await server.call(200, `PUT /v1/tool-servers/${id}`, person, { ...body, reason: 'it is' });
+  }
+  await report(pending((await ask('get_order')).event_id));
+  const { source } = (await facts()).find(({ name }) => name === 'status')!;
   const at = (ms: number) => new Date(server.clock.now() + ms).toISOString();
   const entry = (value: unknown, ms = 0, key = 'A') => ({
-    ...{ source: 'f'.repeat(32), name: 'status', key, value },
+    ...{ source, name: 'status', key, value },
     ...{ observed_at: at(ms), expires_at: at(3600_000) },
   });
   let n = 0;
   const event = (session_facts: unknown, more: Record<string, unknown> = {}) => ({
     ...{ event_id: `evt_p${n++}`, event_type: 'decision.allow', decision: 'allow', timestamp: at(0), proxy_id: 'p1' },
-    ...{ agent_id: 'bot-1', agent_role: 'clerk', tool_name: 'get_order', session_id: 'p', session_facts, ...more },
+    ...{ agent_id: 'bot-1', agent_role: 'clerk', tool_name: 'get_order', tool_server: 'shop' },
+    ...{ session_id: 'p', session_facts, ...more },
   });
   const send = async (...events: object[]) =>
     (
@@ -220,7 +230,11 @@ test('a proxy’s entries: bounded, once, the newest wins, and a bad one costs n
   const many = (from: number) => Array.from({ length: 100 }, (_, k) => entry('x', from, `k${from}-${k}`));
   for (let round = 0; round < 7; round++) await send(event(many(round - 100)));
   expect(await facts('session_id=p')).toHaveLength(FACT_LIMITS.ofSession);
-  const rows = await sql(server, 'select count(*)::int as n from session_fact where tenant_id = $1', [tenant.id]);
+  const rows = await sql(
+    server,
+    'select count(*)::int as n from session_fact where tenant_id = $1 and session_id = $2',
+    [tenant.id, 'p'],
+  );
   expect(rows[0]!.n).toBe(FACT_LIMITS.ofSession);
 
   // a server that is not trusted is not forgotten for what came later, and is known to proxies
@@ -245,10 +259,11 @@ test('a proxy’s entries: bounded, once, the newest wins, and a bad one costs n
   expect(await facts('session_id=p')).toEqual([]);
   const ledger = new SessionLedger(server.core.db, server.clock);
   await ledger.forget();
-  expect(await sql(server, 'select 1 from session_fact where tenant_id = $1', [tenant.id])).toEqual([]);
+  const left = await sql(server, 'select session_id from session_fact where tenant_id = $1', [tenant.id]);
+  expect(left.every((row) => row.session_id === 's')).toBe(true);
 });
 
-test('what a proxy says about a server that is bound to keys counts only from one of them', async () => {
+test('what a proxy says about a server counts only from a key that is bound to it', async () => {
   const { tenant, ask, facts } = await world();
   const policy =
     '@id("pay") permit(principal, action, resource == Tool::"pay") when { context.session.called.hasTag("verify_identity") };';
@@ -282,16 +297,26 @@ test('what a proxy says about a server that is bound to keys counts only from on
       reason: 'it is',
     });
   await bind(400, ['key_nobody']);
+  // nobody is bound at first
+  await say(own, 'idp', called('idp'));
+  expect(await facts()).toEqual([]);
   expect((await bind(200, [own.id])).body.proxy_keys).toEqual([own.id]);
-  await say(own, 'idp', trust(10));
+  await server.call(200, 'PUT /v1/tool-servers/idp', admin, { trust: 10, reason: 'it is' });
+  await say(own, 'idp', trust(100));
   // not by another server's name either, nor the trust of this one, nor what nothing declares
   for (const key of ['idp', '', 'elsewhere']) await say(other, key, called(key));
   await say(other, 'idp', trust(100));
-  await say(other, 'elsewhere', { source: 'f'.repeat(32), name: 'status', key: 'A' });
+  for (const by of [own, other]) await say(by, 'idp', { source: 'f'.repeat(32), name: 'status', key: 'A' });
+  await say(own, 'elsewhere', called('idp'));
+  await say(own, 'idp', called('elsewhere'));
   expect(await facts()).toMatchObject([{ source: 'trust', value: 10 }]);
   expect((await ask('pay')).decision).toBe('deny');
-  // a key that replaces the one that is bound
-  const rotated = await server.call<{ key: string }>(201, `POST /v1/keys/${own.id}/rotate`, tenant.admin, {});
-  await say({ key: rotated.body.key }, 'idp', called('idp'));
+  // a key that replaces the one that is bound, but not one that somebody else knows
+  const rotate = async (who: { key: string } | typeof admin, id: string) =>
+    (await server.call<{ id: string; key: string }>(201, `POST /v1/keys/${id}/rotate`, who, {})).body;
+  const theirs = await rotate(admin, own.id);
+  await say(theirs, 'idp', called('idp'));
+  expect((await ask('pay')).decision).toBe('deny');
+  await say(await rotate(tenant.admin, theirs.id), 'idp', called('idp'));
   expect((await ask('pay')).decision).toBe('allow');
 });

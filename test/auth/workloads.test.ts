@@ -457,6 +457,13 @@ describe('four eyes', () => {
       const token_issuers = [{ issuer: issuer.issuer, audience, ...names }];
       await server.call(200, 'PUT /v1/settings/token-issuers', who, { token_issuers });
     }
+    // what the issuer could do until it was changed or removed stays theirs
+    for (const token_issuers of [
+      [{ ...{ issuer: issuer.issuer, audience: 'us', ...names }, agent_ids: ['elsewhere'] }],
+      [],
+    ]) {
+      await server.call(200, 'PUT /v1/settings/token-issuers', maker, { token_issuers });
+    }
     const after = await open('bot-2', 'clerk');
     expect(after.barred_voters).toEqual(expect.arrayContaining([maker.userId, changer.userId]));
     const vote = { decision: 'approve', reason: 'fine' };

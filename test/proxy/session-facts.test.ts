@@ -50,6 +50,16 @@ const answerOf = (id: string, status: string | undefined) => ({
 
 beforeAll(async () => {
   world = await governed(server, { shop: POLICY });
+  const { body } = await server.call<{ keys: { id: string; scopes: string[] }[] }>(
+    200,
+    'GET /v1/keys',
+    world.tenant.admin,
+  );
+  const proxy_keys = body.keys.filter(({ scopes }) => scopes.includes('proxy')).map(({ id }) => id);
+  const person = await world.tenant.person('admin');
+  for (const id of ['shop', 'web']) {
+    await server.call(200, `PUT /v1/tool-servers/${id}`, person, { proxy_keys, reason: 'it is in front' });
+  }
   await shop.start();
   shop.respond = ({ body, url }, response) => {
     const said = JSON.parse(body || '{}');
@@ -84,7 +94,7 @@ beforeAll(async () => {
   };
   const routes = [
     { path: '/shop', mcp: `${shop.url}/mcp`, server: 'shop' },
-    { path: '/orders/*', to: `${shop.url}/orders`, tool: 'orders' },
+    { path: '/orders/*', to: `${shop.url}/orders`, tool: 'orders', server: 'web' },
     { path: '/refunds', to: `${shop.url}/refunds`, tool: 'refunds' },
   ];
   proxy = await new ProxyProcess(routes, world.env).start();
@@ -179,7 +189,7 @@ describe('what a tool answers', () => {
   });
 
   test('when its event was sent long before: the control plane knows it too', async () => {
-    const routes = [{ path: '/orders/*', to: `${shop.url}/orders`, tool: 'orders' }];
+    const routes = [{ path: '/orders/*', to: `${shop.url}/orders`, tool: 'orders', server: 'web' }];
     const hasty = await new ProxyProcess(routes, { ...world.env, SVC_PROXY_OUTCOME_SECONDS: '1' }).start();
     await hasty.ready();
     orders.set('late', 'paid');

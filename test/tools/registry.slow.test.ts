@@ -351,6 +351,21 @@ describe('a decision', () => {
     expect((await get()).status).toBe('approved');
   });
 
+  test('a rejection is not forgotten for later ones', async () => {
+    await approve(REFUND);
+    const definitions = Array.from({ length: 12 }, (_, n) => ({ ...POISONED, description: `version ${n}` }));
+    const reject = (definition: typeof POISONED) =>
+      server.call(200, 'POST /v1/tools/crm/refund/reject', approver, { pin: pinOf(definition), reason: 'it leaks' });
+    for (const definition of definitions) {
+      await observe([definition]);
+      await reject(definition);
+    }
+    expect((await get()).definitions.map(({ pin }) => pin)).not.toContain(pinOf(definitions[0]!));
+    await observe([definitions[0]!]);
+    const again = (await get()).definitions.find(({ pin }) => pin === pinOf(definitions[0]!));
+    expect(again).toMatchObject({ standing: 'rejected' });
+  });
+
   test('takes two people where approval is required, and they ask for the same', async () => {
     await tenant.set({ approval_required: true });
     const second = await tenant.person('approver');

@@ -5045,7 +5045,7 @@ export interface components {
             trust: number | null;
             /** @description proxies check the arguments of calls against the schema of the tool */
             check_arguments: boolean;
-            /** @description the API keys whose proxies may state facts of sessions about the server, each by the first of its line; empty: any proxy */
+            /** @description the API keys whose proxies may state facts of sessions about the server; empty: none */
             proxy_keys: string[];
             /** @description the person who answers for the server */
             owner_id: string | null;
@@ -5069,7 +5069,7 @@ export interface components {
                     trust: number | null;
                     /** @description proxies check the arguments of calls against the schema of the tool */
                     check_arguments: boolean;
-                    /** @description the API keys whose proxies may state facts of sessions about the server, each by the first of its line; empty: any proxy */
+                    /** @description the API keys whose proxies may state facts of sessions about the server; empty: none */
                     proxy_keys: string[];
                 };
             } | null;
@@ -13566,7 +13566,7 @@ export interface operations {
                     trust?: number | null;
                     /** @description proxies check the arguments of calls against the schema of the tool */
                     check_arguments?: boolean;
-                    /** @description ids of API keys: facts about this server, and about tools that it lists, then count only from proxies with one of these, or with a key that replaces one; empty: from any proxy */
+                    /** @description ids of API keys of the proxies in front of this server: facts about its calls count from these, and from a key that the same person makes to replace one; empty: from none */
                     proxy_keys?: string[];
                     /** @description the person who answers for the server; takes no second person, for nothing is decided by it */
                     owner_id?: string | null;

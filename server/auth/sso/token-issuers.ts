@@ -6,7 +6,9 @@ import { AgentNamePattern } from '../../domain/agent-names.ts';
 import type { Doer } from '../../domain/audit.ts';
 import { AppError } from '../../errors.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
+import type { Clock } from '../../lib/clock.ts';
 import { sha256Tag } from '../../lib/crypto.ts';
+import { newId } from '../../lib/ids.ts';
 import { text } from '../../rpc/fields.ts';
 import { ALGORITHMS, type OpenIdConnect } from './oidc.ts';
 import { SsoRefusal } from './refusal.ts';
@@ -61,6 +63,7 @@ export type TokenIssuer = z.infer<typeof TokenIssuer>;
 const Stored = z.object({ token_issuers: z.array(TokenIssuer) });
 
 interface Row {
+  id: string;
   settings: TokenIssuer;
   changed_by: string[];
 }
@@ -73,11 +76,13 @@ const DEFAULT_ALGORITHMS: TokenIssuer['allowed_algs'] = ['RS256', 'PS256', 'ES25
  */
 export class TokenIssuers {
   readonly #db: Database;
+  readonly #clock: Clock;
   readonly #audit: WriteAudit;
   readonly #oidc: OpenIdConnect;
 
-  constructor(db: Database, audit: WriteAudit, oidc: OpenIdConnect) {
+  constructor(db: Database, clock: Clock, audit: WriteAudit, oidc: OpenIdConnect) {
     this.#db = db;
+    this.#clock = clock;
     this.#audit = audit;
     this.#oidc = oidc;
   }
@@ -85,7 +90,7 @@ export class TokenIssuers {
   async list(tenantId: string): Promise<TokenIssuer[]> {
     const rows = await this.#db.query<{ settings: TokenIssuer }>(
       tenantId,
-      'select settings from token_issuer where tenant_id = $1 order by place',
+      'select settings from token_issuer where tenant_id = $1 and ended_at is null order by place',
       [tenantId],
     );
     return rows.map((row) => row.settings);
@@ -95,7 +100,7 @@ export class TokenIssuers {
   async listed(tenantId: string): Promise<{ token_issuers: TokenIssuer[]; changed_by: Record<string, string[]> }> {
     const rows = await this.#db.query<Row>(
       tenantId,
-      'select settings, changed_by from token_issuer where tenant_id = $1 order by place',
+      'select settings, changed_by from token_issuer where tenant_id = $1 and ended_at is null order by place',
       [tenantId],
     );
     return {
@@ -159,7 +164,8 @@ export class TokenIssuers {
 
   /**
    * Replaces the list in the caller's transaction, which locks the tenant's row, so that two lists cannot be merged. Proxies apply
-   * it within one poll interval. `maker`: the person who asked for it.
+   * it within one poll interval. An entry that changed or was removed is kept as ended: until then its tokens may have named
+   * agents, so those who made it stay barred from the holds of those. `maker`: the person who asked for it.
    */
   async apply(
     em: EntityManager,
@@ -168,13 +174,24 @@ export class TokenIssuers {
   ): Promise<void> {
     const { token_issuers: issuers } = Stored.parse(patch);
     const before = await stored(em, tenantId);
-    await em.execute('delete from token_issuer where tenant_id = ?', [tenantId]);
-    for (const [position, issuer] of issuers.entries()) {
-      const old = before.find(({ settings }) => settings.issuer === issuer.issuer);
-      const same = old && canonicalJson(old.settings) === canonicalJson(issuer);
+    const kept = new Set<string>();
+    const entries = issuers.map((settings, place) => {
+      const old = before.find((row) => row.settings.issuer === settings.issuer);
+      if (old && canonicalJson(old.settings) === canonicalJson(settings)) {
+        kept.add(old.id);
+        return { ...old, place };
+      }
       // the last one last: they answer for the entry
-      const changedBy = same ? old.changed_by : withLast(old?.changed_by ?? [], maker ?? by.actor.id);
-      await put(em, tenantId, issuer, position, changedBy);
+      return { settings, place, changed_by: withLast(old?.changed_by ?? [], maker ?? by.actor.id) };
+    });
+    const ended = before.filter(({ id }) => !kept.has(id));
+    await end(em, tenantId, ended, this.#clock.now());
+    for (const entry of entries) {
+      if ('id' in entry) {
+        await em.execute('update token_issuer set place = ? where tenant_id = ? and id = ?', [
+          ...[entry.place, tenantId, entry.id],
+        ]);
+      } else await put(em, tenantId, entry, this.#clock.now());
     }
     await this.#audit(em, tenantId, {
       ...by,
@@ -209,17 +226,13 @@ export class TokenIssuers {
     const theirs = new Set([userId, ...keys.map(({ id }) => id)]);
     const left = before.filter(({ changed_by }) => theirs.has(changed_by.at(-1) ?? ''));
     if (left.length === 0) return [];
-    for (const {
-      settings: { issuer },
-      changed_by,
-    } of left) {
-      if (heir === null)
-        await em.execute('delete from token_issuer where tenant_id = ? and issuer = ?', [tenantId, issuer]);
-      else {
+    if (heir === null) await end(em, tenantId, left, this.#clock.now());
+    else {
+      for (const { id, changed_by } of left) {
         await em.execute(
           `update token_issuer set changed_by = array(select jsonb_array_elements_text(?::jsonb))
-           where tenant_id = ? and issuer = ?`,
-          [JSON.stringify(withLast(changed_by, heir)), tenantId, issuer],
+           where tenant_id = ? and id = ?`,
+          [JSON.stringify(withLast(changed_by, heir)), tenantId, id],
         );
       }
     }
@@ -261,12 +274,27 @@ export class TokenIssuers {
 const withLast = (people: readonly string[], last: string) => [...people.filter((one) => one !== last), last];
 
 const stored = (em: EntityManager, tenantId: string) =>
-  em.execute<Row[]>('select settings, changed_by from token_issuer where tenant_id = ? order by place', [tenantId]);
+  em.execute<Row[]>(
+    'select id, settings, changed_by from token_issuer where tenant_id = ? and ended_at is null order by place',
+    [tenantId],
+  );
 
-async function put(em: EntityManager, tenantId: string, issuer: TokenIssuer, place: number, changedBy: string[]) {
+const end = (em: EntityManager, tenantId: string, rows: Row[], now: number) =>
+  em.execute(
+    `update token_issuer set ended_at = ?
+     where tenant_id = ? and id in (select jsonb_array_elements_text(?::jsonb))`,
+    [new Date(now), tenantId, JSON.stringify(rows.map(({ id }) => id))],
+  );
+
+async function put(
+  em: EntityManager,
+  tenantId: string,
+  { settings, place, changed_by }: Omit<Row, 'id'> & { place: number },
+  now: number,
+) {
   await em.execute(
-    `insert into token_issuer (tenant_id, issuer, place, settings, changed_by)
-     values (?, ?, ?, ?, array(select jsonb_array_elements_text(?::jsonb)))`,
-    [tenantId, issuer.issuer, place, JSON.stringify(issuer), JSON.stringify(changedBy)],
+    `insert into token_issuer (tenant_id, id, issuer, place, settings, changed_by)
+     values (?, ?, ?, ?, ?, array(select jsonb_array_elements_text(?::jsonb)))`,
+    [tenantId, newId('tki', now), settings.issuer, place, JSON.stringify(settings), JSON.stringify(changed_by)],
   );
 }

@@ -71,9 +71,9 @@ export class SessionRules {
     return (this.#declared.get(tool) ?? []).some((one) => one.server === null || one.server === server);
   }
 
-  /** The tool and server of a declaration; undefined if no statement declares a fact from this source. */
-  declarationOf(source: string): FactDeclaration | undefined {
-    return [...this.#declared.values()].flat().find((one) => one.source === source);
+  /** The server of a declaration, null for any; undefined if no statement declares a fact from this source. */
+  declaredFor(source: string): string | null | undefined {
+    return [...this.#declared.values()].flat().find((one) => one.source === source)?.server;
   }
 
   /** Whether any statement reads the trust of the servers that answered. */

@@ -193,7 +193,7 @@ function ServerCard({ server, show }: { server: Server; show: (status: ToolStatu
         {MODES[server.mode]}
         {server.trust === null ? '' : `, trust ${server.trust}`}
         {server.check_arguments ? ', arguments checked' : ''}
-        {server.proxy_keys.length > 0 ? ', facts only from its own proxies' : ''}
+        {server.proxy_keys.length > 0 ? ', facts from its proxies' : ''}
         {server.owner_id === null ? null : (
           <>
             <br />
@@ -220,8 +220,8 @@ function ServerCard({ server, show }: { server: Server; show: (status: ToolStatu
           <strong>{name(server.proposal.by)}</strong> proposed: {MODES[server.proposal.what.mode]}, trust{' '}
           {server.proposal.what.trust ?? 'none'}
           {server.proposal.what.check_arguments ? ', arguments checked' : ''}
-          {server.proxy_keys.length + server.proposal.what.proxy_keys.length > 0
-            ? `, facts from ${server.proposal.what.proxy_keys.join(', ') || 'any proxy'}`
+          {server.proposal.what.proxy_keys.length > 0
+            ? `, facts from ${server.proposal.what.proxy_keys.join(', ')}`
             : ''}
           . A second person sets the same.
         </Text>
@@ -244,24 +244,30 @@ function ServerCard({ server, show }: { server: Server; show: (status: ToolStatu
 
 function ServerForm({ server, onDone }: { server: Server; onDone: () => void }) {
   const wanted = server.proposal?.what ?? server;
+  const keys = useQuery(trpc.keys.list.queryOptions({}));
+  const ofProxies = (keys.data?.keys ?? []).filter(
+    ({ id, scopes }) => scopes.includes('proxy') || wanted.proxy_keys.includes(id),
+  );
   const form = useServerForm({
     initialValues: {
       mode: wanted.mode as string,
       trust: (wanted.trust ?? '') as number | string,
       check_arguments: wanted.check_arguments,
+      proxy_keys: wanted.proxy_keys,
       owner_id: server.owner_id ?? '',
       reason: '',
     },
   });
   return (
     <form
-      onSubmit={form.onSubmit(async ({ mode, trust, check_arguments, owner_id, reason }) => {
+      onSubmit={form.onSubmit(async ({ mode, trust, check_arguments, proxy_keys, owner_id, reason }) => {
         try {
           const after = await api.tools.changeServer.mutate({
             server: server.id,
             mode: mode as Server['mode'],
             trust: trust === '' ? null : Number(trust),
             check_arguments,
+            proxy_keys,
             owner_id: owner_id || null,
             reason: asReason(reason),
           });
@@ -291,6 +297,19 @@ function ServerForm({ server, onDone }: { server: Server; onDone: () => void }) 
           label="Proxies check arguments against the approved schema"
           {...form.getInputProps('check_arguments', { type: 'checkbox' })}
         />
+        {ofProxies.length > 0 ? (
+          <Checkbox.Group
+            label="Keys of the proxies in front of it"
+            description="Facts about its calls that another enforcement point reads in a session count only from these."
+            {...form.getInputProps('proxy_keys')}
+          >
+            <Stack gap={6} mt={6} mah={200} style={{ overflowY: 'auto' }}>
+              {ofProxies.map(({ id, label }) => (
+                <Checkbox key={id} value={id} label={label} />
+              ))}
+            </Stack>
+          </Checkbox.Group>
+        ) : null}
         <PersonSelect
           label="Owner"
           description="Whom others ask about its tools. It decides nothing"
