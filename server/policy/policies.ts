@@ -449,7 +449,7 @@ export class Policies {
       const place = more.place && (await placeIn(em, policy.id, version, more.place));
       if (more.thread !== undefined) await assertThread(em, policy, more.thread);
       last = {
-        ...{ status, decided_by: by.person, decided_at },
+        ...{ status, decided_by: by.author ?? by.person, decided_at },
         ...(comment !== undefined && { comment }),
         ...(status === 'commented' && { id: newId('cmt', now) }),
         ...(more.thread !== undefined && { thread: more.thread }),
@@ -509,7 +509,6 @@ export class Policies {
         type: change.type,
         writers,
         ...circumstancesOf(by, rules),
-        actor: by.author ?? by.person,
       };
       const authors = authorsWith(policy.machineContext, event);
       const [effects, taken] = step(policy, event);

@@ -275,9 +275,9 @@ export type BareEvent = PolicyEvent extends infer E
   : never;
 type Circumstances = ReturnType<typeof circumstancesOf>;
 
-export function circumstancesOf({ person, signedIn, admin, asks = false, maker }: Who, rules: Rules) {
+export function circumstancesOf({ person, author, signedIn, admin, asks = false, maker }: Who, rules: Rules) {
   return {
-    actor: person,
+    actor: author ?? person,
     ...(maker !== undefined && { maker }),
     signedIn,
     asks,

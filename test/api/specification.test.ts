@@ -108,10 +108,12 @@ test('what is written with the key of the first start is the first admin’s', a
     label: 'x',
     scopes: ['admin'],
   });
-  await own.set({ approval_required: true });
   const [editor, other] = [await own.person('author'), await own.person('approver')];
   const wrote = (who: Credential, id: string) =>
     server.call<{ author_id: string }>(201, 'POST /v1/policies', who, { id, dsl_source: TEXT });
+  await wrote(editor, 'glass');
+  await server.call(200, 'POST /v1/policies/glass/break-glass', own.operatorKey, { reason: 'now' });
+  await own.set({ approval_required: true });
   for (const [id, who] of Object.entries({ own: own.operatorKey, child: { key: made.body.key } })) {
     await wrote(who, id);
     expect((await server.call(200, `GET /v1/policies/${id}`, who)).body).toMatchObject({
@@ -126,6 +128,11 @@ test('what is written with the key of the first start is the first admin’s', a
     await server.call(200, `PUT /v1/policies/${id}`, who, { dsl_source: OTHER });
     expect((await server.call(200, `GET /v1/policies/${id}`, who)).body).toMatchObject({ author_id: userId });
   }
+  // and so is the review that an emergency left
+  expect((await server.call(403, 'POST /v1/policies/glass/approve', person, { version: 1 })).body.code).toBe(
+    'SELF_APPROVAL',
+  );
+  await server.call(200, 'POST /v1/policies/glass/approve', other, { version: 1 });
   // nor is it anybody's other than theirs by a rotation
   const mine = await server.call<{ id: string }>(201, 'POST /v1/keys', person, { label: 'm', scopes: ['admin'] });
   const rotated = await server.call<{ key: string }>(201, `POST /v1/keys/${mine.body.id}/rotate`, own.operatorKey, {});
