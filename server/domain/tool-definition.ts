@@ -134,6 +134,46 @@ export function shapeOf({ inputSchema }: ToolDefinition): string | undefined {
   return sha256Tag(canonicalJson(withoutWords(inputSchema)));
 }
 
+/**
+ * The paths of arguments that may be left out or be null, in which case programs mean the same by both: `note`, `options.limit`.
+ * What its schema says in another way than by `properties`, `required`, `type`, `enum` and alternatives is not among them.
+ */
+export function nullableArguments({ inputSchema }: ToolDefinition): string[] {
+  const found: string[] = [];
+  const look = (schema: Readonly<Record<string, unknown>>, before: string): void => {
+    const { properties, required } = schema;
+    if (!isObject(properties)) return;
+    for (const [name, one] of Object.entries(properties)) {
+      if (!isObject(one) || !/^[\w-]+$/.test(name)) continue;
+      const path = `${before}${name}`;
+      const optional = required === undefined || (Array.isArray(required) && !required.includes(name));
+      if (optional && takesNull(one) && found.length < MOST_NULLABLE) found.push(path);
+      look(one, `${path}.`);
+    }
+  };
+  look(inputSchema, '');
+  return found.sort();
+}
+
+const MOST_NULLABLE = 100;
+/** Members of a schema by which it could refuse a null that `type` accepts. */
+const LIMITING = ['allOf', 'not', 'if', 'then', 'else', '$ref', '$dynamicRef', 'const'];
+
+function takesNull(schema: Readonly<Record<string, unknown>>): boolean {
+  const { type, anyOf, oneOf } = schema;
+  if (LIMITING.some((name) => Object.hasOwn(schema, name))) return false;
+  if (schema.enum !== undefined && !(Array.isArray(schema.enum) && schema.enum.includes(null))) return false;
+  if (type !== undefined) {
+    return (
+      (type === 'null' || (Array.isArray(type) && type.includes('null'))) && anyOf === undefined && oneOf === undefined
+    );
+  }
+  const branches = [anyOf, oneOf].filter((list) => list !== undefined);
+  if (branches.length !== 1) return branches.length === 0 && schema.enum !== undefined;
+  const [list] = branches;
+  return Array.isArray(list) && list.filter((one) => isObject(one) && takesNull(one)).length === 1;
+}
+
 type Add = (code: ChangeCode, at: string, found?: string) => void;
 
 /** Members of a schema that only matter to readers (JSON Schema 2020-12, validation §9). */

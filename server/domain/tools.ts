@@ -90,6 +90,8 @@ export interface RegisteredTool {
   /** The approved definition first, then those that differ only in wording; empty if nothing is approved. */
   pins: string[];
   rejected: string[];
+  /** The arguments that the approved definition lets be left out or be null, sorted; absent if there are none. */
+  nullable?: string[];
   /** The status of the definition that was last seen. */
   seen: 'approved' | 'rejected' | 'changed';
   labels: string[];

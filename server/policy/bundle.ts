@@ -331,7 +331,9 @@ function isRegistry(value: unknown): boolean {
           one.tools,
           'name',
           (tool) =>
-            isObject(tool, ['labels', 'name', 'pins', 'rejected', 'seen']) &&
+            (isObject(tool, ['labels', 'name', 'pins', 'rejected', 'seen']) ||
+              (isObject(tool, ['labels', 'name', 'nullable', 'pins', 'rejected', 'seen']) &&
+                isTextList(tool.nullable))) &&
             [tool.labels, tool.pins, tool.rejected].every(isTextList) &&
             ['approved', 'rejected', 'changed'].includes(tool.seen as string),
         ),

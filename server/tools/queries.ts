@@ -11,7 +11,7 @@ import {
 import type { Asker, Database } from '../../db/index.ts';
 import { idHash } from '../chain/record.ts';
 import { PLAN } from '../chain/seek.ts';
-import { pinned } from '../domain/tool-definition.ts';
+import { nullableArguments, pinned } from '../domain/tool-definition.ts';
 import {
   type BundleRegistry,
   proposedLabels,
@@ -439,7 +439,8 @@ export async function registryOf(em: EntityManager, tenantId: string, log: Log):
     $or: [{ approvedPin: { $ne: null } }, { rejectedPins: { $ne: [] } }, { labels: { $ne: [] } }],
   });
   const decided = await decidedPins(em, tenantId, tools);
-  const trusted = await Promise.all(tools.map((tool) => verified(em, tool, decided.get(idOf(tool)), log)));
+  const definitions = await genuine(em, tools);
+  const trusted = tools.map((tool) => verified(tool, definitions, decided.get(idOf(tool)), log));
   const of = Map.groupBy(trusted, ({ server }) => server);
   const by = <K extends string>(key: K) => {
     return (a: Record<K, string>, b: Record<K, string>) => (a[key] < b[key] ? -1 : 1);
@@ -458,6 +459,7 @@ export async function registryOf(em: EntityManager, tenantId: string, log: Log):
             name: tool.name,
             pins: approvedPins(tool),
             rejected: tool.rejectedPins,
+            ...(tool.nullable.length > 0 && { nullable: tool.nullable }),
             seen: seenAs(tool),
             labels: tool.labels,
           }))
@@ -510,9 +512,9 @@ async function decidedPins(
 }
 
 /** The tool, without pins that no one approved and with those that someone rejected, whatever its row says. */
-async function verified(
-  em: EntityManager,
+function verified(
   tool: ToolRow,
+  definitions: ReadonlyMap<string, ToolDefinition>,
   { approved, rejected }: Decided = { approved: undefined, rejected: [] },
   log: Log,
 ) {
@@ -523,29 +525,35 @@ async function verified(
   if (tool.approvedPin && !approvedPin) alarm('the audit log does not have the approval of the definition of a tool');
   if (rejected.some((one) => !tool.rejectedPins.includes(one)))
     alarm('a rejection of the definition of a tool is missing');
-  const acceptedPins = approvedPin ? await acceptedOf(em, tool) : [];
+  const inForce = approvedPin === null ? undefined : definitions.get(approvedPin!);
+  const acceptedPins = tool.acceptedPins.filter((accepted) => {
+    const definition = inForce && definitions.get(accepted);
+    return definition !== undefined && changeTo(definition, inForce, []).kind === 'descriptive';
+  });
   if (approvedPin && acceptedPins.length < tool.acceptedPins.length) {
     alarm('a definition that counts as the approved one in other words is not that');
   }
   const rejectedPins = [...new Set([...tool.rejectedPins, ...rejected])].filter((one) => one !== approvedPin);
-  return { server, name, pin, labels, approvedPin, acceptedPins, rejectedPins };
+  const nullable = inForce ? nullableArguments(inForce) : [];
+  return { server, name, pin, labels, approvedPin, acceptedPins, rejectedPins, nullable };
 }
 
-/** The pins accepted without a person whose definitions still qualify for that. */
-async function acceptedOf(em: EntityManager, { server, name, approvedPin, acceptedPins }: ToolRow): Promise<string[]> {
-  if (acceptedPins.length === 0) return [];
-  const rows = await em.find(ToolDefinitionEntity, { server, tool: name });
-  const genuine = (wanted: string) => {
-    const row = rows.find((one) => one.pin === wanted);
-    if (!row) return undefined;
-    const definition = definitionOf(row);
-    return pinned(server, definition).pin === wanted ? definition : undefined;
-  };
-  const approved = genuine(approvedPin!);
-  return acceptedPins.filter((pin) => {
-    const definition = approved && genuine(pin);
-    return definition !== undefined && changeTo(definition, approved, []).kind === 'descriptive';
+/**
+ * The definitions that matter for decisions and are what their pins say: the approved ones, where they have accepted rewordings or may name an argument that
+ * can be null, and the rewordings.
+ */
+async function genuine(em: EntityManager, tools: readonly ToolRow[]): Promise<Map<string, ToolDefinition>> {
+  const approved = tools.flatMap(({ approvedPin }) => approvedPin ?? []);
+  const reworded = tools.filter(({ acceptedPins }) => acceptedPins.length > 0).flatMap(approvedPins);
+  const rows = await em.find(ToolDefinitionEntity, {
+    $or: [{ pin: { $in: reworded } }, { pin: { $in: approved }, definition: { $like: '%null%' } }],
   });
+  const read = rows.map((row) => ({ ...row, definition: definitionOf(row) }));
+  return new Map(
+    read
+      .filter(({ server, pin, definition }) => pinned(server, definition).pin === pin)
+      .map(({ pin, definition }) => [pin, definition]),
+  );
 }
 
 /** A server about which no one has decided anything changes no decision. */

@@ -3,7 +3,7 @@ import { Ajv2020 } from 'ajv/dist/2020.js';
 import canonicalize from 'canonicalize';
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { changeOf, noticeable, pinned, shapeOf } from '../../server/domain/tool-definition.ts';
+import { changeOf, noticeable, nullableArguments, pinned, shapeOf } from '../../server/domain/tool-definition.ts';
 import { type ChangeCode, proposedLabels, type ToolDefinition } from '../../server/domain/tools.ts';
 import { canonicalJson } from '../../server/lib/canonical-json.ts';
 import { runs } from '../siege/rounds.ts';
@@ -45,6 +45,29 @@ const codes = (after: ToolDefinition, others?: string[]): [string, ...ChangeCode
   const { kind, reasons } = changeOf(REFUND, after, others);
   return [kind, ...new Set(reasons.map(({ code }) => code))];
 };
+
+test.each<[string, object, string[]]>([
+  ['a list of types', { properties: { note: { type: ['string', 'null'] } } }, ['note']],
+  ['alternatives', { properties: { note: { anyOf: [{ type: 'string' }, { type: 'null' }] } } }, ['note']],
+  [
+    'values',
+    { properties: { kind: { enum: ['a', null] }, other: { type: ['string', 'null'], enum: ['a'] } } },
+    ['kind'],
+  ],
+  ['a member', { properties: { a: { type: 'object', properties: { b: { type: ['null', 'integer'] } } } } }, ['a.b']],
+  ['what is required', { properties: { note: { type: ['string', 'null'] } }, required: ['note'] }, []],
+  [
+    'what the schema limits in another way',
+    { properties: { note: { type: ['string', 'null'], not: { const: null } } } },
+    [],
+  ],
+  ['two alternatives that take it', { properties: { note: { oneOf: [{ type: 'null' }, { enum: [null] }] } } }, []],
+  ['anything', { properties: { note: {} } }, []],
+  ['a name that is a path', { properties: { 'a.b': { type: 'null' }, 'a[0]': { type: 'null' } } }, []],
+  ['no properties', { required: 'note', properties: [] }, []],
+])('arguments that may be left out or null: %s', (_, inputSchema, expected) => {
+  expect(nullableArguments({ name: 'x', inputSchema: { type: 'object', ...inputSchema } })).toEqual(expected);
+});
 
 describe('the pin', () => {
   test('is the hash of the canonical form of the definition with its server', () => {

@@ -160,6 +160,24 @@ describe('an engine with a registry', () => {
     expect(decide(masked, pin(4), enforce).decision).toBe('deny');
   });
 
+  test('takes a null for an absent argument where the approved definition does', () => {
+    const reads = `${PERMIT} forbid(principal, action, resource) when { context.str.hasTag("note") };`;
+    const nullable = { tools: [{ ...server().tools[0]!, nullable: ['note'] }] };
+    const ask = (args: object, change: Partial<RegisteredServer>, tool_pin?: string) => {
+      const called = request({ arguments: args as Record<string, unknown>, ...(tool_pin && { tool_pin }) });
+      const { decision, deny_reason } = settle(engine(reads, change).match(called), { exceeded: new Map() });
+      return deny_reason ?? decision;
+    };
+    const doubt = 'argument_in_doubt: arguments.note';
+    expect(ask({ note: null }, {})).toBe(doubt);
+    expect(ask({ note: null }, nullable)).toBe('allow');
+    expect(ask({ note: null }, nullable, pin(2))).toBe('allow');
+    expect(ask({ note: null }, { ...nullable, mode: 'warn' }, pin(4))).toBe(doubt);
+    expect(ask({ note: 1 }, nullable)).toBe(doubt);
+    expect(ask({ note: null, NOTE: 'x' }, nullable)).toBe(doubt);
+    expect(ask({ Note: null }, nullable)).toBe(doubt);
+  });
+
   test('an agent’s own claims are never read as labels', () => {
     const labeled = engine(
       'permit(principal, action, resource) when { resource has labels && resource.labels.contains("money") };',

@@ -566,6 +566,30 @@ test('a request to forget a tool does not outlive another decision about the too
   expect(await get()).toMatchObject({ proposals: { remove: { by: two.userId } } });
 });
 
+test('evaluate takes a null for an absent argument where the approved definition does', async () => {
+  const note = { type: ['string', 'null'] };
+  const definition = { ...REFUND, inputSchema: { type: 'object', properties: { note } } };
+  const source =
+    'permit(principal, action, resource); forbid(principal, action, resource) when { context.str.hasTag("note") };';
+  await deploy(server, tenant.admin, 'p', source);
+  const agent = await tenant.agent('bot', 'clerk');
+  const call = { action_type: 'tool_call', tool_name: 'refund', tool_server: 'crm', arguments: { note: null } };
+  const ask = async () =>
+    (await server.call<{ decision: string }>(200, 'POST /v1/evaluate', agent, call)).body.decision;
+  await observe([definition]);
+  expect(await ask()).toBe('deny');
+  await approve(definition);
+  expect(await ask()).toBe('allow');
+  // the bundle says so only of a definition that is what its pin says
+  await sql(
+    server,
+    `update tool_definition set definition = replace(definition, 'note', 'mote') where tenant_id = $1`,
+    [tenant.id],
+  );
+  await server.call(200, 'PUT /v1/tool-servers/crm', await tenant.person('admin'), { trust: 3 });
+  expect(await ask()).toBe('deny');
+});
+
 test('evaluate denies a name that could be taken for one that a policy or the registry knows', async () => {
   await deploy(
     server,

@@ -91,14 +91,20 @@ function parentsOf(path: string): PathRead['parents'] {
 /**
  * The first value that the tool might interpret differently from the statements; undefined if there is none. A value
  * passes only if it is absent or of exactly the kind it is read as: programs disagree about everything else, and a limit
- * must hold however the tool parses its arguments.
+ * must hold however the tool parses its arguments. `nullable`: the paths whose null the tool takes as absent, besides those of the rules.
  */
-export function firstAmbiguity<Rule>(reads: RequestReads<Rule>, request: MappedRequest): Ambiguity<Rule> | undefined {
+export function firstAmbiguity<Rule>(
+  reads: RequestReads<Rule>,
+  request: MappedRequest,
+  nullable: readonly string[] = [],
+): Ambiguity<Rule> | undefined {
   const doubted = reads.members.find(({ member }) => request.isInDoubt(member));
   if (doubted) return { path: doubted.member, rule: doubted.rule };
   if (reads.paths.length > 0) {
     const { args } = request;
-    const read = reads.paths.find((one) => isAmbiguous(args, one));
+    const read = reads.paths.find((one) =>
+      isAmbiguous(args, nullable.includes(one.path) ? { ...one, nullable: true } : one),
+    );
     if (read) return { path: displayPath(read.path), rule: read.rule };
   }
   for (const { rule, kinds, texts } of reads.computed) {

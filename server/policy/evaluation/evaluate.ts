@@ -278,7 +278,7 @@ export class PolicyEngine {
       const mapped = this.#mapped(request);
       const misnamed = this.#misnamed(request);
       if (misnamed) return { ...misnamed, narrowing: this.#slice(mapped).narrowing };
-      const match = this.#masked(request, mapped, yield* this.#match(mapped));
+      const match = this.#masked(request, mapped, yield* this.#match(mapped, this.registry.nullable(request)));
       return this.#checked(request, this.#counted(request, mapped, match));
     } catch (error) {
       const none = { outcome: 'error', hits: [], limits: [] } as const;
@@ -408,11 +408,12 @@ export class PolicyEngine {
         : { ...match, limits: found.limits };
   }
 
-  *#match(request: MappedRequest): Generator<void, Match> {
+  *#match(request: MappedRequest, nullable: readonly string[]): Generator<void, Match> {
     const slice = this.#slice(request);
     const { rules, narrowing } = slice;
     if (!rules) return { outcome: 'unpermitted', hits: [], limits: [], narrowing };
-    const ambiguity = firstAmbiguity(slice.reads, request) ?? longToMatch(slice.facts, request.args, slice.patterns);
+    const ambiguity =
+      firstAmbiguity(slice.reads, request, nullable) ?? longToMatch(slice.facts, request.args, slice.patterns);
     if (ambiguity) return { ...ambiguousMatch(ambiguity.path, ambiguity.rule), narrowing };
     const facts = factsOf(slice.facts, request.args, this.#lists, slice.patterns);
     const found = yield* rules.finding(request, new SliceReads(slice, request, facts));

@@ -117,6 +117,15 @@ export class Registry {
     return server ? [server] : tool_server === undefined ? (this.#enforcing.get(tool_name) ?? []) : [];
   }
 
+  /**
+   * The arguments whose null means that they were left out, by the approved definition of the tool; none where the call is for
+   * another definition.
+   */
+  nullable({ tool_server, tool_name, tool_pin }: Omit<Called, 'action_type'>): readonly string[] {
+    const tool = this.#server(tool_server)?.tools.get(tool_name);
+    return (standingOf(tool, tool_pin) === 'approved' && tool?.nullable) || [];
+  }
+
   /** Whether the registry is switched off for the server. */
   isOff(server: string): boolean {
     return this.#server(server)?.mode === 'off';
