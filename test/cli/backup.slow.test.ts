@@ -1,7 +1,19 @@
+import { execFile } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { cpSync, existsSync, mkdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import {
+  cpSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  utimesSync,
+  writeFileSync,
+} from 'node:fs';
 import path from 'node:path';
-import { isDeepStrictEqual } from 'node:util';
+import { isDeepStrictEqual, promisify } from 'node:util';
 import { gunzipSync, gzipSync } from 'node:zlib';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { openDatabase } from '../../db/index.ts';
@@ -104,6 +116,37 @@ async function contents(url: string): Promise<Record<string, string[]>> {
 async function tenantsIn(url: string): Promise<number> {
   return (await contents(url)).tenant!.length;
 }
+
+test('the program for timers makes a backup that can be restored, and deletes those that are old', async () => {
+  const bin = path.join(dir, 'installed', 'bin');
+  cpSync('deploy/image/bin', bin, { recursive: true });
+  symlinkSync(path.resolve('server'), path.join(dir, 'installed', 'server'));
+  const kept = path.join(dir, 'kept');
+  mkdirSync(kept);
+  const aged = (name: string, days: number) => {
+    writeFileSync(path.join(kept, name), '');
+    const at = Date.now() / 1000 - days * 24 * 3600;
+    utimesSync(path.join(kept, name), at, at);
+  };
+  aged('2020-01-01.svc', 9);
+  aged('2020-01-02.svc', 3);
+  aged('2020-01-03.svc.partial', 3);
+  aged('notes.txt', 99);
+  const run = (url: string) =>
+    promisify(execFile)(path.join(bin, 'svc-backup'), [kept, '7'], { env: { ...process.env, ...env(url) } });
+  const { stdout } = await run(server.databaseUrl);
+  const left = readdirSync(kept).sort();
+  expect(left).toEqual(['2020-01-02.svc', expect.stringMatching(/^20.*Z\.svc$/), 'notes.txt']);
+  const made = left[1]!;
+  expect(stdout).toContain(made);
+  expect((await svcHere(0, env(server.databaseUrl), 'restore', '--check', path.join(kept, made))).stdout).toContain(
+    'forensic_record',
+  );
+  // one that fails deletes nothing
+  aged('2020-01-04.svc', 9);
+  await expect(run('postgres://nobody@127.0.0.1:1/x')).rejects.toThrow();
+  expect(readdirSync(kept)).toContain('2020-01-04.svc');
+});
 
 test('a backup restores every row as it was, chains and all, in another database', async () => {
   const before = await verdicts(server.databaseUrl);

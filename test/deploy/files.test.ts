@@ -24,7 +24,9 @@ const server = serverSettingsHelp().map(({ name }) => name);
 const proxy = proxySettingsHelp().map(({ name }) => name);
 const routes = statusRoutes.map((route) => route.path);
 /** What the image can be asked to run, and what it reads its settings with. */
-const PROGRAMS: Record<string, readonly string[]> = { 'svc-server': server, svc: server, 'svc-proxy': proxy };
+const PROGRAMS: Record<string, readonly string[]> = {
+  ...{ 'svc-server': server, svc: server, 'svc-backup': server, 'svc-proxy': proxy },
+};
 
 const dir = mkdtempSync(path.join(tmpdir(), 'svc-deploy-'));
 afterAll(() => rmSync(dir, { recursive: true, force: true }));
@@ -73,13 +75,20 @@ describe('Kubernetes', () => {
   const kustomizations = files.filter((file) => file.endsWith('kustomization.yaml'));
   const objects = files
     .filter((file) => !kustomizations.includes(file) && !path.basename(file).startsWith('spread-'))
-    .flatMap((file) => documents(file).map((object) => ({ file, object })));
+    .flatMap((file) => documents(file).map((object) => ({ file, object })))
+    .map(({ file, object }) => ({
+      file,
+      object: object.kind === 'CronJob' ? { ...object, spec: object.spec.jobTemplate.spec } : object,
+    }));
+  const isJob = ({ kind }: Document) => ['Job', 'CronJob'].includes(kind);
   const kind = (name: string) => objects.filter(({ object }) => object.kind === name);
   const workloads = objects.filter(({ object }) => object.spec?.template?.spec?.containers);
   const settings = documents('kubernetes/base/settings.yaml')[0].data as Record<string, string>;
   const containers = workloads.flatMap(({ file, object }) => {
     const pod = object.spec.template.spec;
-    return [...(pod.initContainers ?? []), ...pod.containers].map((container: Document) => ({ file, pod, container }));
+    return [...(pod.initContainers ?? []), ...pod.containers].map((container: Document) => ({
+      ...{ file, object, pod, container },
+    }));
   });
   const ours = containers.filter(({ container }) => container.image === 'agent-governance');
 
@@ -111,9 +120,9 @@ describe('Kubernetes', () => {
     }
   });
 
-  test.each(ours.map(({ file, container }) => [container.name, file, container]))(
+  test.each(ours.map(({ file, container, object }) => [container.name, file, container, object]))(
     '%s of %s starts with its settings, and listens where it is asked',
-    (_name, _file, container) => {
+    (_name, _file, container, object) => {
       const env = Object.fromEntries((container.env ?? []).map((one: Document) => [one.name, one.value]));
       for (const from of container.envFrom ?? []) {
         expect(from.configMapRef.name).toBe('settings');
@@ -121,7 +130,7 @@ describe('Kubernetes', () => {
       }
       const { port, host } = started(container.command[0], env);
       const probes = [container.startupProbe, container.livenessProbe, container.readinessProbe].filter(Boolean);
-      if (container.command[1] === 'migrate') return;
+      if (isJob(object)) return;
       expect(probes.length).toBeGreaterThan(1);
       for (const probe of probes) {
         if (probe.exec) expect(probe.exec.command.at(-1)).toContain(`http://${host}:${port}/readyz`);
@@ -193,11 +202,12 @@ describe('Kubernetes', () => {
       const of = /overlays|components/.test(file) ? 'kubernetes/base' : path.dirname(file);
       const wanted = selector.matchLabels?.['app.kubernetes.io/component'] ?? selector['app.kubernetes.io/component'];
       const among = selector.matchExpressions?.[0].values ?? (wanted ? [wanted] : []);
-      for (const one of among) expect(labels(of), `${file}: ${JSON.stringify(selector)}`).toContain(one);
+      const there = [...labels(of), ...labels(path.dirname(file))];
+      for (const one of among) expect(there, `${file}: ${JSON.stringify(selector)}`).toContain(one);
       return among.length;
     };
     for (const { file, object } of workloads) {
-      if (object.kind === 'Job') continue;
+      if (isJob(object)) continue;
       expect(check(file, object.spec.selector)).toBe(1);
       expect(object.spec.template.metadata.labels).toMatchObject(object.spec.selector.matchLabels);
     }
@@ -289,7 +299,7 @@ describe('images', () => {
     expect(dockerfile.match(/^FROM .*$/gm)).toEqual(dockerfile.match(/^FROM \$\{NODE\}.*$/gm));
     expect(dockerfile.match(/^USER .*$/gm)).toEqual(['USER 10001:10001']);
     expect(dockerfile).not.toMatch(/^ADD |curl|apt-get/m);
-    for (const name of [...Object.keys(PROGRAMS), 'svc-verify']) {
+    for (const name of ['svc-server', 'svc', 'svc-proxy', 'svc-verify']) {
       const [, target] = /"\)"\)\/\.\.\/(\S+)" "\$@"$/m.exec(text(`image/bin/${name}`)) ?? [];
       expect(existsSync(path.join(root, target!)), name).toBe(true);
     }
@@ -310,7 +320,7 @@ describe('compose', () => {
       Object.entries(env ?? {}).map(([name, value]) => [name, String(value).replace(/^\$\{\w+:-(.*)\}$/, '$1')]),
     );
 
-  test.each(['migrate', 'web', 'worker'])('%s starts with its settings', (name) => {
+  test.each(['migrate', 'web', 'worker', 'backup'])('%s starts with its settings', (name) => {
     const { environment, command, secrets } = compose.services[name];
     const { host } = started(command?.[0] ?? 'svc-server', { ...list(environment), HOST: '0.0.0.0' });
     expect(host).toBe('0.0.0.0');
@@ -423,7 +433,7 @@ describe('systemd', () => {
     const env = Object.fromEntries(
       values('Environment').flatMap((line) => line.split(' ').map((one) => one.split('=') as [string, string])),
     );
-    const [program] = values('ExecStart');
+    const [program] = values('ExecStart')[0]!.split(' ');
     expect(program).toMatch(/^\/opt\/agent-governance\/bin\/[\w-]+$/);
     expect(existsSync(path.join(deploy, 'image/bin', path.basename(program!)))).toBe(true);
     started(program!, env);
@@ -454,8 +464,11 @@ describe('systemd', () => {
   test('there is one for each process of the Procfile that stays', () => {
     const procfile = readFileSync(path.join(root, 'Procfile'), 'utf8');
     const processes = [...procfile.matchAll(/^(\w+):/gm)].map(([, name]) => name!).filter((name) => name !== 'release');
-    expect(units.map((file) => path.basename(file, '.service').replace('agent-governance-', '')).sort()).toEqual(
+    const timed = globSync('systemd/*.timer', { cwd: deploy }).map((file) => file.replace('.timer', '.service'));
+    const stay = units.filter((file) => !timed.includes(file));
+    expect(stay.map((file) => path.basename(file, '.service').replace('agent-governance-', '')).sort()).toEqual(
       processes.sort(),
     );
+    for (const file of timed) expect(text(file)).toMatch(/^Type=oneshot$/m);
   });
 });
