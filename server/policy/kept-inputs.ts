@@ -8,8 +8,8 @@ import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { openBundle } from './bundle.ts';
 import type { Bundles } from './bundles.ts';
-import { maskedWith } from './evaluation/approver-view.ts';
-import { type Mask, parseMask } from './evaluation/masks.ts';
+import { maskedRequest } from './evaluation/approver-view.ts';
+import { parseMask } from './evaluation/masks.ts';
 import type { Projection } from './evaluation/projection.ts';
 
 /** The record of a decision, parsed. */
@@ -105,8 +105,8 @@ export class KeptInputs {
     await this.given(tenantId, eventId, { masked: !how.unmasked, detail }, by);
     return {
       event_id: eventId,
-      input: input && shown(input, masks),
-      projection: projection && shown(projection, masks),
+      input: input && maskedRequest({ ...input }, masks),
+      projection: projection && maskedRequest({ ...projection }, masks),
       intact: intact && !lost,
       masks: paths,
     };
@@ -185,13 +185,4 @@ export class KeptInputs {
       [tenantId, eventId],
     );
   }
-}
-
-/** The members whose content an agent controls, masked. */
-function shown(request: ActionRequest, masks: readonly Mask[]): Record<string, unknown> {
-  return {
-    ...request,
-    ...(request.arguments !== undefined && { arguments: maskedWith(request.arguments, masks) }),
-    ...(request.context !== undefined && { context: maskedWith(request.context, masks) }),
-  };
 }

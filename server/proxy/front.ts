@@ -1,9 +1,11 @@
 import http, { type IncomingHttpHeaders, type IncomingMessage, type ServerResponse } from 'node:http';
 import https from 'node:https';
 import type { AddressInfo, BlockList } from 'node:net';
+import { isDeepStrictEqual } from 'node:util';
 import { sha256Tag } from '../lib/crypto.ts';
 import type { Log } from '../lib/log.ts';
 import { traceOf } from '../lib/trace.ts';
+import { maskedWith } from '../policy/evaluation/approver-view.ts';
 import { applyMasks } from '../policy/evaluation/masks.ts';
 import { type Agent, AgentError, type Agents, isPlain } from './agents.ts';
 import type { HttpRoute, JoinRoute, McpRoute, ProxyConfig, Route } from './config.ts';
@@ -244,6 +246,15 @@ export class HttpFront {
     try {
       const { masks, done, onCut } = ruling;
       let bytes = body?.bytes;
+      const { body: _, ...beside } = args;
+      if (masks.length > 0 && !isDeepStrictEqual(maskedWith(beside, masks), beside)) {
+        done('not forwarded: the query or a header cannot be masked');
+        throw new Refusal(
+          415,
+          'MASKING_FAILED',
+          'what a policy masks must come in the body, not in the query or a header',
+        );
+      }
       if (masks.length > 0 && (streamed || (body && body.kind !== 'none'))) {
         if (body?.kind !== 'json') {
           done('not forwarded: the body cannot be masked');

@@ -174,3 +174,22 @@ test('what an agent writes like a mask is told apart from one, also when a proxy
   });
   expect(approverView({ action_type: 'payment', arguments: shown }, [], 'proxy').arguments).toEqual(shown);
 });
+
+test.each([
+  ['https://x.test/a?ssn=123-45-6789&b=1', 'https://x.test/a?[masked]'],
+  ['https://x.test/a#ssn=123-45-6789', 'https://x.test/a#[masked]'],
+  ['https://x.test/people/123-45-6789/card', 'https://x.test/people/[masked]/card'],
+  ['https://x.test/people/ssn%3A123%2D45-6789', 'https://x.test/people/[masked]'],
+  ['7/17/%/a', '[masked]/17/%/a'],
+  ['https://x.test/a', 'https://x.test/a'],
+])('the resource shows nothing that the arguments hide: %s', (resource, shown) => {
+  const action = {
+    ...{ action_type: 'api_call', resource },
+    arguments: { query: { ssn: '123-45-6789', b: '1' }, body: { card: { number: 7 }, none: null } },
+  };
+  const masks = [{ annotations: { mask: ['$.query.ssn', '$.card', '$.none'] } }] as never;
+  expect(approverView(action, masks).resource).toBe(shown);
+  // where nothing is hidden, nothing is left out
+  expect(approverView(action, [{ annotations: { mask: ['$.other'] } }] as never).resource).toBe(resource);
+  expect(approverView({ ...action, resource: shown, arguments: {} }, masks, 'proxy').resource).toBe(shown);
+});

@@ -329,6 +329,31 @@ describe('masks', () => {
     expect(got.headers).not.toHaveProperty('range');
   });
 
+  test('refuse what they name in the query or in a header that is decided on', async () => {
+    const received = upstream.received.length;
+    for (const [line, headers, body] of [
+      ['GET /api/customers/1?ssn=123-45-6789', {}, undefined],
+      ['POST /api/customers/1?x=1&ssn=123-45-6789', {}, { n: 1 }],
+    ] as const) {
+      const answer = await proxy.call(415, line, world.agentKey, { headers, ...(body && { body }) });
+      expect(answer.body).toMatchObject({ code: 'MASKING_FAILED', detail: expect.stringContaining('query') });
+    }
+    expect(upstream.received).toHaveLength(received);
+    // by a rule for headers too
+    await enforce(
+      server,
+      world.tenant,
+      'account',
+      '@id("account") @mask("$.headers") permit(principal, action, resource == Tool::"api") when { context has path && context.path like "/account*" };',
+    );
+    const headers = { 'x-account': '4711' };
+    await until(async () => {
+      const authorization = `Bearer ${world.agentKey}`;
+      const { status } = await fetch(`${proxy.url}/files/account`, { headers: { ...headers, authorization } });
+      return status === 415;
+    }, 'the proxy has the new policy, and refuses the header');
+  });
+
   test('reach through the content codings', async () => {
     const { gzipSync, brotliCompressSync } = await import('node:zlib');
     upstream.respond = (_request, response) => {

@@ -43,7 +43,7 @@ export function approverView(
     tool_name: text(action.tool_name),
     tool_pin: text(action.tool_pin ?? undefined),
     method: text(action.method),
-    resource: text(action.resource),
+    resource: text(maskedResource(action, masks)),
     arguments: prepared('arguments'),
     context: prepared('context'),
     estimated_value: action.estimated_value ?? null,
@@ -61,6 +61,59 @@ export function maskedWith(original: unknown, masks: readonly Mask[]): unknown {
   const value = structuredClone(original);
   if (typeof value === 'object' && value !== null && 'body' in value) value.body = applyMasks(value.body, masks);
   return applyMasks(value, masks);
+}
+
+/** A request for people who may not see what these masks hide. */
+export function maskedRequest<R extends Maskable>(request: R, masks: readonly Mask[]): R {
+  return {
+    ...request,
+    ...(request.resource !== undefined && { resource: maskedResource(request, masks) }),
+    ...(request.arguments !== undefined && { arguments: maskedWith(request.arguments, masks) }),
+    ...(request.context !== undefined && { context: maskedWith(request.context, masks) }),
+  };
+}
+
+type Maskable = Pick<ActionRequest, 'arguments' | 'context'> & { resource?: string | undefined };
+
+/**
+ * The resource without what the masks hide of the arguments: of a URL whose parameters are arguments, the query would show it. Where
+ * anything is hidden, there is no query, and no part of the path with one of the hidden values.
+ */
+function maskedResource(action: Maskable, masks: readonly Mask[]): string | undefined {
+  const { resource } = action;
+  if (resource === undefined || masks.length === 0) return resource;
+  const hidden = new Set(
+    [action.arguments, action.context].flatMap((value) => [...hiddenIn(value, maskedWith(value, masks))]),
+  );
+  if (hidden.size === 0) return resource;
+  const end = /[?#]|$/.exec(resource)!.index;
+  const path = resource
+    .slice(0, end)
+    .split('/')
+    .map((part) => (shows(part, hidden) ? MASKED : part));
+  return `${path.join('/')}${end < resource.length ? `${resource[end]}${MASKED}` : ''}`;
+}
+
+/** The texts and numbers of a value that its masked copy does not have. */
+function* hiddenIn(value: unknown, masked: unknown): Generator<string> {
+  if (typeof value === 'object' && value !== null) {
+    for (const [name, member] of Object.entries(value)) {
+      yield* hiddenIn(member, masked === MASKED ? MASKED : (masked as Record<string, unknown>)[name]);
+    }
+  } else if (masked === MASKED && value !== null && value !== MASKED) yield String(value);
+}
+
+/** Short values are part of many names by chance. */
+const MEANT = 4;
+
+function shows(part: string, hidden: ReadonlySet<string>): boolean {
+  let text = part;
+  try {
+    text = decodeURIComponent(part);
+  } catch {
+    // as it stands
+  }
+  return hidden.has(text) || [...hidden].some((one) => one.length >= MEANT && text.includes(one));
 }
 
 const size = (value: unknown) => Buffer.byteLength(canonicalJson(value));

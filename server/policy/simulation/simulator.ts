@@ -2,7 +2,7 @@ import type { Decision } from '../../domain/decision.ts';
 import type { ActionRequest, BundleContent, BundleStatement } from '../../domain/policy.ts';
 import { STOP_POLICY } from '../../domain/stops.ts';
 import { actionHash } from '../evaluation/action-hash.ts';
-import { maskedWith } from '../evaluation/approver-view.ts';
+import { maskedRequest } from '../evaluation/approver-view.ts';
 import { type Match, PolicyEngine, settle, type Verdict } from '../evaluation/evaluate.ts';
 import { ruleReference } from '../evaluation/hold-terms.ts';
 import { type LimitWindow, takenFrom } from '../evaluation/limits.ts';
@@ -378,7 +378,7 @@ export class Simulator {
     const kept = (path: string) => path === 'estimated_value' || (projected?.keys?.includes(path) ?? true);
     const paths = this.#numbers.filter(kept);
     // for a group of one, the range is the value itself
-    const seen = paths.length > 0 ? shownOf(request, this.#masks) : request;
+    const seen = paths.length > 0 ? maskedRequest(request, this.#masks) : request;
     const numbers = paths.flatMap((path) => {
       const value = path === 'estimated_value' ? request.estimated_value : valueAt(seen, path);
       const number = typeof value === 'string' && /^-?\d{1,15}(\.\d{1,4})?$/.test(value) ? Number(value) : value;
@@ -411,12 +411,6 @@ const unheld = (verdict: Verdict): Verdict => (verdict.decision === 'escrow' ? d
 function denied({ escrow: _none, masks: _unused, ...verdict }: Verdict): Verdict {
   return { ...verdict, decision: 'deny' };
 }
-
-const shownOf = (request: ActionRequest, masks: readonly Mask[]): ActionRequest => ({
-  ...request,
-  arguments: maskedWith(request.arguments, masks),
-  context: maskedWith(request.context, masks),
-});
 
 /** The value at a path of the arguments, if splitting the path finds it: for display only. */
 function valueAt({ arguments: args, context }: ActionRequest, path: string): unknown {
