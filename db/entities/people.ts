@@ -141,6 +141,8 @@ export const ApiKey = defineEntity({
     createdBy: p.string().nullable(),
     /** Of a key of nobody: the person who counts as the author of what is written with it. */
     authorId: p.string().nullable(),
+    /** The API key with which it was made, or made to replace another. */
+    madeWith: p.string().nullable(),
     createdAt: time(),
     lastUsedAt: time().nullable(),
     expiresAt: time().nullable(),

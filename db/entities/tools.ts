@@ -48,7 +48,7 @@ export interface ToolProposals {
   approve?: Proposal<{ pin: string }>;
   labels?: Proposal<{ labels: string[] }>;
   /** To forget the tool, with these labels and rejections. */
-  remove?: Proposal<{ labels: string[]; rejected_pins: string[] }>;
+  remove?: Proposal<{ labels: string[]; rejected_pins: string[]; approved_pin: string | null }>;
 }
 
 export const Tool = defineEntity({

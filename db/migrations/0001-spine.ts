@@ -133,6 +133,8 @@ export class Spine extends Migration {
         created_by text collate "C",
         -- of a key of nobody: the person who counts as the author of what is written with it
         author_id text collate "C",
+        -- the API key with which it was made, or made to replace another
+        made_with text collate "C",
         created_at timestamptz(3) not null,
         last_used_at timestamptz(3),
         expires_at timestamptz(3),

@@ -1,5 +1,5 @@
 import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
-import { addCredential } from '../../db/credentials.ts';
+import { addCredential, isKeyOf } from '../../db/credentials.ts';
 import { AgentKey, type AgentKeyRow, ApiKey, type ApiKeyRow, Member } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
@@ -11,6 +11,8 @@ import { AppError, invalid } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
 import { assertEntitled } from '../rpc/entitled.ts';
+
+type Kind = 'api_key' | 'agent_key';
 
 /** The last time that ISO 8601 writes with four digits for the year. */
 const LAST_TIME = Date.UTC(9999, 11, 31);
@@ -95,6 +97,7 @@ export class Keys {
       scopes: [...new Set(input.scopes)],
       createdBy: input.owner,
       authorId: input.owner === null ? (input.author ?? null) : null,
+      madeWith: by.actor.type === 'api_key' ? by.actor.id : null,
       ...this.#life(input.expiresAt),
     });
     await em.flush();
@@ -271,26 +274,56 @@ export class Keys {
       .find(AgentKey, { revokedAt: null }, { orderBy: { createdAt: 'desc', id: 'desc' } });
   }
 
-  /** Once this resolves, no process accepts the key. NOT_FOUND if there is no such valid key. */
-  async revoke(tenantId: string, kind: 'api_key' | 'agent_key', id: string, by: Doer, reason: string): Promise<void> {
+  /**
+   * Once this resolves, no process accepts the key; with `made`, nor any that was made with it, or with one of those. NOT_FOUND if
+   * there is no such valid key.
+   */
+  async revoke(
+    tenantId: string,
+    kind: Kind,
+    id: string,
+    by: Doer,
+    { reason, made = false }: { reason: string; made?: boolean },
+  ): Promise<void> {
     await this.#db.transaction(tenantId, async (em, notify) => {
-      const live = { tenantId, id, revokedAt: null };
-      const revoked = { revokedAt: new Date(this.#clock.now()) };
-      const changed =
-        kind === 'api_key'
-          ? await em.nativeUpdate(ApiKey, live, revoked)
-          : await em.nativeUpdate(AgentKey, live, revoked);
-      if (changed !== 1) throw new AppError('NOT_FOUND', 'there is no such key');
-      await em.execute('delete from credential where tenant_id = ? and id = ?', [tenantId, id]);
-      await notify('credential', id);
-      await this.#announce(em, tenantId, 'key.revoked', by.actor, { key_id: id, kind });
-      await this.#audit(em, tenantId, {
-        ...by,
-        action: kind === 'api_key' ? 'key.revoked' : 'agent_key.revoked',
-        target: { type: kind, id },
-        reason,
-      });
+      if (!(await this.#end(em, notify, tenantId, { kind, id }, by, reason)))
+        throw new AppError('NOT_FOUND', 'there is no such key');
+      if (!made) return;
+      const keys = await em.execute<{ kind: Kind; id: string }[]>(
+        `with recursive made (id) as (
+           select id from api_key where tenant_id = ? and made_with = ?
+           union select k.id from api_key k join made on k.tenant_id = ? and k.made_with = made.id)
+         select 'api_key' as kind, id from made
+         union all select 'agent_key', id from agent_key
+           where tenant_id = ? and (created_by = ? or created_by in (select id from made))`,
+        [tenantId, id, tenantId, tenantId, id],
+      );
+      for (const key of keys) await this.#end(em, notify, tenantId, key, by, `made with ${id}: ${reason}`);
     });
+  }
+
+  /** Revokes a key in the caller's transaction. Resolves to whether it was valid. */
+  async #end(
+    em: EntityManager,
+    notify: Notify,
+    tenantId: string,
+    { kind, id }: { kind: Kind; id: string },
+    by: Doer,
+    reason: string,
+  ): Promise<boolean> {
+    const live = { tenantId, id, revokedAt: null };
+    const revoked = { revokedAt: new Date(this.#clock.now()) };
+    const changed =
+      kind === 'api_key'
+        ? await em.nativeUpdate(ApiKey, live, revoked)
+        : await em.nativeUpdate(AgentKey, live, revoked);
+    if (changed !== 1) return false;
+    await em.execute('delete from credential where tenant_id = ? and id = ?', [tenantId, id]);
+    await notify('credential', id);
+    await this.#announce(em, tenantId, 'key.revoked', by.actor, { key_id: id, kind });
+    const action = kind === 'api_key' ? 'key.revoked' : 'agent_key.revoked';
+    await this.#audit(em, tenantId, { ...by, action, target: { type: kind, id }, reason });
+    return true;
   }
 
   /** Reactivates one key or all keys of a restored backup, and the workload trusts. Resolves to what each of them is. */
@@ -336,14 +369,14 @@ export class Keys {
   ): Promise<number> {
     const now = new Date(this.#clock.now());
     const keys = await em.execute<{ id: string }[]>(
-      `update api_key set revoked_at = ? where tenant_id = ? and created_by = ? and revoked_at is null returning id`,
-      [now, tenantId, userId],
+      `update api_key set revoked_at = ? where tenant_id = ? and ${isKeyOf('?')} and revoked_at is null returning id`,
+      [now, tenantId, userId, userId],
     );
     const agentKeys = await em.execute<{ id: string }[]>(
       `update agent_key set revoked_at = ? where tenant_id = ? and revoked_at is null and (created_by = ?
-         or created_by in (select id from api_key where tenant_id = ? and created_by = ?)
+         or created_by in (select id from api_key where tenant_id = ? and ${isKeyOf('?')})
          ${which === 'all' ? 'or owner_id = ?' : ''}) returning id`,
-      [now, tenantId, userId, tenantId, userId, ...(which === 'all' ? [userId] : [])],
+      [now, tenantId, userId, tenantId, userId, userId, ...(which === 'all' ? [userId] : [])],
     );
     const gone = [
       ...keys.map(({ id }) => ({ id, type: 'api_key', action: 'key.revoked' }) as const),

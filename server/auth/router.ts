@@ -23,6 +23,7 @@ const ApiKeyListed = z
     prefix: z.string(),
     scopes: z.array(z.enum(SCOPES)),
     created_by: z.string().nullable(),
+    made_with: z.string().nullable().describe('the API key with which it was made, or made to replace another'),
     created_at: z.iso.datetime(),
     last_used_at: z.iso.datetime().optional(),
     expires_at: z.iso.datetime().optional(),
@@ -95,6 +96,7 @@ export function keysRouter(keys: Keys) {
           prefix: k.prefix,
           scopes: k.scopes as (typeof SCOPES)[number][],
           created_by: k.createdBy ?? null,
+          made_with: k.madeWith ?? null,
           created_at: k.createdAt.toISOString(),
           last_used_at: iso(k.lastUsedAt),
           expires_at: iso(k.expiresAt),
@@ -166,10 +168,22 @@ export function keysRouter(keys: Keys) {
       { keys: [], role: 'admin' },
       { summary: 'Revoke an API key immediately', tag, status: 204, problems: ['NOT_FOUND'] },
     )
-      .input(z.strictObject({ id: text(100), reason: askedReason }))
+      .input(
+        z.strictObject({
+          id: text(100),
+          reason: askedReason,
+          made: z
+            .stringbool()
+            .optional()
+            .describe('also the API keys and agent keys that were made with it, and with those; default: no'),
+        }),
+      )
       .output(z.void())
       .mutation(async ({ ctx, input }) =>
-        keys.revoke(ctx.tenantId, 'api_key', input.id, doerOf(ctx), await reasonFor(ctx, input.reason)),
+        keys.revoke(ctx.tenantId, 'api_key', input.id, doerOf(ctx), {
+          reason: await reasonFor(ctx, input.reason),
+          made: input.made ?? false,
+        }),
       ),
   });
 }
@@ -278,7 +292,9 @@ export function agentKeysRouter(keys: Keys) {
       .input(z.strictObject({ id: text(100), reason: askedReason }))
       .output(z.void())
       .mutation(async ({ ctx, input }) =>
-        keys.revoke(ctx.tenantId, 'agent_key', input.id, doerOf(ctx), await reasonFor(ctx, input.reason)),
+        keys.revoke(ctx.tenantId, 'agent_key', input.id, doerOf(ctx), {
+          reason: await reasonFor(ctx, input.reason),
+        }),
       ),
   });
 }

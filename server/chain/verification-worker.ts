@@ -31,6 +31,11 @@ export interface VerificationJob {
   /** How many threads share a chain with this many records or more. */
   sharing: { threads: number; records: number };
   hashes: HashModule | undefined;
+  /**
+   * Milliseconds that it waits for a locked table. A change to the table waits for the end of this transaction, and another thread
+   * of the same verification waits for that change. PostgreSQL sees no deadlock there, and records would queue up behind the change.
+   */
+  lockMs: number;
   /** See shareBusy. */
   busy: Int32Array;
   /** Set for a thread that verifies a part of the chain for another thread. */
@@ -82,7 +87,7 @@ async function main(job: VerificationJob): Promise<void> {
     stream: receivingStream,
   });
   try {
-    await client.query(reading(job.tenantId));
+    await client.query(reading(job));
     if (!job.part) {
       port!.postMessage({ result: await verification(client, job) } satisfies VerificationMessage);
       return;
@@ -587,18 +592,15 @@ async function sizeOf(file: string): Promise<number> {
 }
 
 /**
- * How long it waits for a locked table. A change to the table waits for the end of this transaction, and another thread of the
- * same verification waits for that change. PostgreSQL sees no deadlock there, and records would queue up behind the change.
- */
-const LOCK_MS = 1000;
-
-/**
  * One transaction, in which each statement still has its own snapshot: between statements it holds nothing up. Without these
  * settings the planner would sort a large tenant's rows on disk instead of following the primary key.
  */
-const reading = (tenantId: string): string => `begin read only; set local role svc_app; ${setTenant(tenantId)};
+const reading = ({
+  tenantId,
+  lockMs,
+}: VerificationJob): string => `begin read only; set local role svc_app; ${setTenant(tenantId)};
   set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off; set local jit = off;
-  set local max_parallel_workers_per_gather = 0; set local lock_timeout = '${LOCK_MS}ms'`;
+  set local max_parallel_workers_per_gather = 0; set local lock_timeout = '${lockMs}ms'`;
 
 /** Head, last record and last checkpoint, all as of one moment: on an intact chain they agree. */
 async function readStart(client: pg.Client, tenantId: string, chain: ChainName) {

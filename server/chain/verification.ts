@@ -1,6 +1,7 @@
 import { availableParallelism } from 'node:os';
 import { Worker } from 'node:worker_threads';
 import { shareBusy } from '../lib/pace.ts';
+import { patient } from '../lib/patience.ts';
 import { hashModule } from './hash-lanes.ts';
 import type { KnownHead } from './heads.ts';
 import type { NoteKey } from './note.ts';
@@ -43,6 +44,7 @@ export interface VerifyResult {
 }
 
 const HEAP_MB = 64;
+const LOCK_MS = 1000;
 /** A small one is collected often. What is read is stored outside the heap, and is freed with it. */
 const YOUNG_HEAP_MB = 2;
 const CHUNK = 50_000;
@@ -92,6 +94,7 @@ export async function verifyChain(
       chunk,
       sharing: { threads: Math.min(MOST_THREADS, availableParallelism()), records: sharedFrom },
       hashes: hashModule(),
+      lockMs: patient(LOCK_MS),
       busy: shared.flag,
     } satisfies VerificationJob,
     // without the parent's flags, such as a test runner's loader

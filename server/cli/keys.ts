@@ -115,7 +115,12 @@ const keyRevoke = command({
   name: 'key revoke',
   summary: 'Revoke an API key; takes effect on every server before the command returns',
   args: [{ name: 'KEY_ID', help: 'id of the key, as "svc key list" shows it' }],
-  flags: { ...TENANT_FLAG, ...REASON_FLAG, ...JSON_FLAG },
+  flags: {
+    ...TENANT_FLAG,
+    ...REASON_FLAG,
+    made: { help: 'also revoke the API keys and agent keys that were made with it, and with those' },
+    ...JSON_FLAG,
+  },
   run: ({ flags, args, print }) => revoke('api_key', flags, args[0]!, print),
 });
 
@@ -301,14 +306,14 @@ export const keyCommands = [
 
 async function revoke(
   kind: 'api_key' | 'agent_key',
-  flags: { tenant: string; reason: string | undefined },
+  flags: { tenant: string; reason: string | undefined; made?: boolean },
   id: string,
   print: (result: object, lines: string[]) => void,
 ): Promise<number> {
   const reason = reasonOf(flags);
   await withCore({}, async (core) => {
     await assertTenant(core, flags.tenant);
-    await core.keys.revoke(flags.tenant, kind, id, by, reason);
+    await core.keys.revoke(flags.tenant, kind, id, by, { reason, made: flags.made ?? false });
   });
   print({ id, revoked: true }, [`${id} was revoked`]);
   return 0;

@@ -292,7 +292,7 @@ async function localTarget(tenant: string | undefined): Promise<Target> {
       { actor: OPERATOR },
     );
     const release = () =>
-      withCore({}, (later) => later.keys.revoke(tenant, 'api_key', row.id, { actor: OPERATOR }, OVER));
+      withCore({}, (later) => later.keys.revoke(tenant, 'api_key', row.id, { actor: OPERATOR }, { reason: OVER }));
     return { tenantId: tenant, key: secret, release };
   });
   const api = new Api(base, made.key);

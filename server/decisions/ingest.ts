@@ -5,7 +5,7 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { z } from 'zod';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
 import { decisionLine } from '../chain/record.ts';
-import type { DecisionEvent } from '../domain/decision.ts';
+import { type DecisionEvent, permits } from '../domain/decision.ts';
 import type { ErrorCode } from '../domain/errors.ts';
 import { type KeptInput, unfitting } from '../domain/kept-input.ts';
 import { isReservedProxyId } from '../domain/proxy-ids.ts';
@@ -14,6 +14,7 @@ import { faultLines, faultsOf } from '../lib/faults.ts';
 import { jsonAnswer } from '../lib/json-answer.ts';
 import { nestsDeeper } from '../lib/json-depth.ts';
 import { quickCheck } from '../lib/quick-check.ts';
+import { visible } from '../lib/visible.ts';
 import { completeEvent, IngestedEvent, IngestedInput } from './event-schemas.ts';
 import type { Remembered } from './ledger.ts';
 
@@ -65,7 +66,7 @@ export interface IngestDeps {
   append: (tenantId: string, events: AppendEvent[]) => Promise<AppendResult>;
   /** Stores what events report about sessions, durably once this resolves; repeating it changes nothing. See SessionLedger. */
   remember: (tenantId: string, all: readonly Remembered[], more?: { replace: boolean }) => Promise<void>;
-  /** The agents of these holds; holds that the tenant does not have are omitted. */
+  /** Whose these holds are, and for which tool; holds that the tenant does not have are omitted. */
   holders: (tenantId: string, holdIds: readonly string[]) => Promise<ReadonlyMap<string, Holder>>;
   /** For the metrics: what came of the events of one request. */
   counted?: (answer: IngestAnswer) => void;
@@ -73,6 +74,16 @@ export interface IngestDeps {
 interface Holder {
   agent_id: string;
   agent_role: string;
+  /** As they are shown; null if the hold names none. */
+  tool_name: string | null;
+  tool_server: string | null;
+}
+
+/** Whether a permit names a hold that was for another tool: its approval is no approval of this. */
+function isForAnother({ tool_name, tool_server }: Holder, event: IngestedEvent): boolean {
+  const other = (held: string | null, called: string | null | undefined) =>
+    held !== null && called != null && held !== visible(called);
+  return permits(event.decision) && (other(tool_name, event.tool_name) || other(tool_server, event.tool_server));
 }
 
 /** The credential that the events came with. */
@@ -123,6 +134,8 @@ export async function ingest(
       forbidden('proxy_id: is reserved for the control plane');
     } else if (event.escrow_id && (holder?.agent_id !== event.agent_id || holder.agent_role !== event.agent_role)) {
       forbidden('escrow_id: is no hold of this agent');
+    } else if (holder && isForAnother(holder, event)) {
+      forbidden('escrow_id: is a hold for another tool');
     } else {
       const completed = completeEvent(event);
       if (bytes > EVENT_BYTES && isTooLong(completed)) {

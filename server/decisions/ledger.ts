@@ -73,7 +73,17 @@ export async function stated(
     const isBound = !!servers.get(one.tool_server ?? '')?.keys.includes(one.key_id ?? '');
     const counting = one.entries.flatMap((entry) => {
       const { source, key, value } = entry;
-      if (source === TRUST) return { ...entry, value: Math.min(Number(value), servers.get(key)?.trust ?? 0) };
+      if (source === TRUST) {
+        const server = servers.get(key);
+        const said = typeof value === 'number' ? value : 0;
+        // one row for each server that is known, and one for all others: many would push other facts out
+        return {
+          ...entry,
+          name: 'lowest_trust',
+          key: server ? key : '',
+          value: Math.max(0, Math.min(said, server?.trust ?? 0)),
+        };
+      }
       if (!isBound) return [];
       if (source.startsWith(`${CALL}:`)) return key === one.tool_server ? entry : [];
       const declared = serverOf?.(source);
@@ -190,13 +200,18 @@ export class SessionLedger {
       for (const entry of entries) {
         // by this clock, so that an entry from a clock that runs ahead cannot outlive newer ones
         const observed_at = new Date(Math.min(Date.parse(entry.observed_at), now)).toISOString();
-        const expires_at = new Date(
-          Math.min(Date.parse(entry.expires_at), now + FACT_LIMITS.most * 1000),
-        ).toISOString();
+        const last = now + FACT_LIMITS.most * 1000;
+        // that an untrusted server answered ends when it must, not when somebody says
+        const ends = entry.source === TRUST ? last : Math.min(Date.parse(entry.expires_at), last);
+        const expires_at = new Date(ends).toISOString();
         const { agent_id, session_id } = of;
         const id = canonicalJson([agent_id, session_id, entry.source, entry.name, entry.key, reported]);
         const before = rows.get(id);
-        if (before && before.observed_at > observed_at) continue;
+        if (
+          before &&
+          (entry.source === TRUST ? Number(before.value) < Number(entry.value) : before.observed_at > observed_at)
+        )
+          continue;
         rows.set(id, { ...of, ...entry, observed_at, expires_at, reported });
       }
     }
@@ -218,9 +233,11 @@ async function put(
      from jsonb_to_recordset(?::jsonb) as r (agent_id text, session_id text, source text, name text, key text,
        reported boolean, value jsonb, event_id text, observed_at timestamptz, expires_at timestamptz)
      on conflict (tenant_id, agent_id, session_id, source, name, key, reported) do update set
-       value = excluded.value, event_id = excluded.event_id, observed_at = excluded.observed_at,
+       value = case f.source when '${TRUST}' then least(f.value, excluded.value) else excluded.value end,
+       event_id = case when f.source = '${TRUST}' and f.value <= excluded.value then f.event_id else excluded.event_id end,
+       observed_at = greatest(f.observed_at, excluded.observed_at),
        expires_at = excluded.expires_at
-     where ? and f.observed_at <= excluded.observed_at`,
+     where f.source = '${TRUST}' or (? and f.observed_at <= excluded.observed_at)`,
     [tenantId, JSON.stringify(rows), replace],
   );
   // rows beyond the limit are never read

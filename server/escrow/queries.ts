@@ -273,18 +273,25 @@ export class HoldQueries {
     });
   }
 
-  /** The agent of each of these holds. Holds that the tenant does not have are left out. */
-  async holders(
-    tenantId: string,
-    ids: readonly string[],
-  ): Promise<Map<string, { agent_id: string; agent_role: string }>> {
-    const rows = await this.#db.query<{ id: string; agent_id: string; agent_role: string }>(
+  /** Whose each of these holds is, and for which tool, as it is shown. Holds that the tenant does not have are left out. */
+  async holders(tenantId: string, ids: readonly string[]): Promise<Map<string, Holder>> {
+    const rows = await this.#db.query<Holder & { id: string }>(
       tenantId,
-      'select id, agent_id, agent_role from escrow_hold where tenant_id = $1 and id = any($2)',
+      `select id, agent_id, agent_role, details->'shown'->>'tool_name' as tool_name,
+         details->'shown'->>'tool_server' as tool_server
+       from escrow_hold where tenant_id = $1 and id = any($2)`,
       [tenantId, ids],
     );
     return new Map(rows.map(({ id, ...holder }) => [id, holder]));
   }
+}
+
+export interface Holder {
+  agent_id: string;
+  agent_role: string;
+  /** Null if the hold names none. */
+  tool_name: string | null;
+  tool_server: string | null;
 }
 
 /** Number of similar holds looked at. */

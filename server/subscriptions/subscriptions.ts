@@ -1,4 +1,5 @@
 import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
+import { isKeyOf } from '../../db/credentials.ts';
 import { type DestinationConfig, Subscription, type SubscriptionRow } from '../../db/entities/index.ts';
 import { deleteInBatches } from '../../db/forget.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
@@ -306,7 +307,7 @@ export class Subscriptions {
     const now = new Date(this.#clock.now());
     const rows = await em.execute<{ id: string; active: boolean }[]>(
       `select id, active from subscription where tenant_id = ? and ${OWNED} order by id for update`,
-      [tenantId, userId, tenantId, userId],
+      [tenantId, userId, tenantId, userId, userId],
     );
     const ids = rows.map(({ id }) => id);
     if (ids.length === 0) return ids;
@@ -564,8 +565,8 @@ export class Subscriptions {
   }
 }
 
-/** Takes the tenant and the person twice. */
-const OWNED = `(owner_id = ? or owner_id in (select k.id from api_key k where k.tenant_id = ? and k.created_by = ?))`;
+/** Takes the person, the tenant, and the person twice. */
+const OWNED = `(owner_id = ? or owner_id in (select k.id from api_key k where k.tenant_id = ? and ${isKeyOf('?')}))`;
 
 /** Whether a person is an admin now, or a key works; an operator always. */
 async function isAdmins(em: EntityManager, tenantId: string, id: string): Promise<boolean> {

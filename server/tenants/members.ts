@@ -1,5 +1,6 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { bringBack } from '../../db/asides.ts';
+import { isKeyOf } from '../../db/credentials.ts';
 import { ApiKey, Invitation, Member, type MemberRow } from '../../db/entities/index.ts';
 import type { Asker, Database, Notify, WriteAudit } from '../../db/index.ts';
 import { lockTenant } from '../../db/locks.ts';
@@ -82,7 +83,7 @@ export interface Holdings {
 }
 
 /** $1 is the time, $2 the tenant. */
-const KEYS = `(select count(*) from api_key k where k.tenant_id = $2 and k.created_by = m.id
+const KEYS = `(select count(*) from api_key k where k.tenant_id = $2 and ${isKeyOf('m.id')}
     and k.revoked_at is null and (k.expires_at is null or k.expires_at > $1))
   + (select count(*) from agent_key a where a.tenant_id = $2 and (a.owner_id = m.id or a.created_by = m.id)
     and a.revoked_at is null and (a.expires_at is null or a.expires_at > $1))`;
@@ -138,7 +139,7 @@ export class Members {
   async left(tenantId: string, userId: string): Promise<Left> {
     await this.get(tenantId, userId);
     const theirs = (column: string) =>
-      `(${column} = $2 or ${column} in (select k.id from api_key k where k.tenant_id = $1 and k.created_by = $2))`;
+      `(${column} = $2 or ${column} in (select k.id from api_key k where k.tenant_id = $1 and ${isKeyOf('$2')}))`;
     const ask = <Row extends object>(sql: string, ...more: unknown[]) =>
       this.#db.query<Row>(tenantId, `${sql} limit 1000`, [tenantId, userId, ...more]);
     const [workload_trust, token_issuers, subscriptions, releases] = await Promise.all([

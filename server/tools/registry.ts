@@ -175,8 +175,9 @@ export class Tools {
         if (tool.approvedPin && tool.status !== 'gone') {
           throw new AppError('INVALID_STATUS', 'the tool is approved and listed: reject it first');
         }
-        const guarded = tool.rejectedPins.length > 0 || tool.labels.length > 0;
-        const what = { labels: tool.labels, rejected_pins: tool.rejectedPins };
+        // of an approved tool, too: where its server enforces, a call that names no server is denied for what was decided
+        const guarded = tool.approvedPin != null || tool.rejectedPins.length > 0 || tool.labels.length > 0;
+        const what = { labels: tool.labels, rejected_pins: tool.rejectedPins, approved_pin: tool.approvedPin ?? null };
         const first = guarded && this.#isFirst(tool.proposals.remove, what, rules, by, new Date(this.#clock.now()));
         if (first) {
           tool.proposals = { ...tool.proposals, remove: first };
@@ -188,7 +189,7 @@ export class Tools {
             id.name,
           ]);
         }
-        await this.#announce(notify, tool, !first && (guarded || tool.approvedPin != null));
+        await this.#announce(notify, tool, !first && guarded);
         const waits = first ? { detail: WAITS } : {};
         await this.#record(em, tenantId, toolTarget(tool), by, { action: 'tool.removed', reason, ...waits });
         return !first;
@@ -425,7 +426,8 @@ function loosens(before: ToolServerSettings, after: ToolServerSettings): boolean
     strictness(after.mode) < strictness(before.mode) ||
     before.trust !== after.trust ||
     (before.check_arguments && !after.check_arguments) ||
-    after.proxy_keys.some((key) => !before.proxy_keys.includes(key))
+    // one that is taken away turns off the rules that forbid what follows on its facts
+    canonicalJson(before.proxy_keys) !== canonicalJson(after.proxy_keys)
   );
 }
 

@@ -103,7 +103,9 @@ const ToolDetailOut = z
     proposals: z.object({
       approve: ProposalOut.extend({ what: z.object({ pin: Pin }) }).optional(),
       labels: ProposalOut.extend({ what: z.object({ labels: Labels }) }).optional(),
-      remove: ProposalOut.extend({ what: z.object({ labels: Labels, rejected_pins: z.array(Pin) }) })
+      remove: ProposalOut.extend({
+        what: z.object({ labels: Labels, rejected_pins: z.array(Pin), approved_pin: Pin.nullable() }),
+      })
         .optional()
         .describe('to forget the tool with these labels and rejections; any other decision about the tool ends it'),
     }),
@@ -296,7 +298,7 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
       {
         summary: 'Forget a tool that is not approved, or not listed any more',
         description:
-          'Where approval is required, this takes two people if the tool has labels or a rejected definition: the first one is kept under `proposals`.',
+          'Where approval is required, this takes two people if the tool has labels or an approved or rejected definition: the first one is kept under `proposals`.',
         tag,
         problems: ['NOT_FOUND', 'INVALID_STATUS', 'SELF_APPROVAL'],
       },
@@ -318,7 +320,7 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
       {
         summary: 'Change what happens to changed tools of a server',
         description:
-          'What is not named stays. The owner is a member whom others ask about its tools. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments, more keys that state facts) takes two people: the first one is kept as `proposal`.',
+          'What is not named stays. The owner is a member whom others ask about its tools. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments, other keys that state facts) takes two people: the first one is kept as `proposal`.',
         tag,
         problems: ['CONFLICT', 'SELF_APPROVAL'],
       },

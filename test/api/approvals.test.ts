@@ -456,10 +456,12 @@ describe('what a proxy may claim', () => {
       [{ proxy_id: ' Control\u200B_Plane' }, 'proxy_id'],
       [{ escrow_id: id, agent_id: 'agent-2' }, 'escrow_id'],
       [{ escrow_id: id, agent_role: 'boss' }, 'escrow_id'],
+      [{ escrow_id: id, tool_name: 'wire' }, 'escrow_id'],
+      [{ escrow_id: id, tool_name: ACTION.tool_name, tool_server: 'other' }, 'escrow_id'],
       [{ escrow_id: foreign.id }, 'escrow_id'],
       [{ escrow_id: 'esc_nothing' }, 'escrow_id'],
     ];
-    const good = event({ ...AGENT, escrow_id: id });
+    const good = event({ ...AGENT, escrow_id: id, tool_name: ACTION.tool_name });
     for (const route of ['POST /v1/events/ingest', 'POST /v1/forensics/records']) {
       const list = route.endsWith('ingest') ? 'events' : 'records';
       const { body } = await server.call<{ rejected: { index: number; code: string; detail: string }[] }>(

@@ -256,6 +256,13 @@ test('a proxy’s entries: bounded, once, the newest wins, and a bad one costs n
   expect(await facts('session_id=late')).toMatchObject([{ value: 10, event_id: slow.event_id }]);
 
   server.clock.advance(3601_000);
+  // whatever is said of when it ends
+  const lasts = (await facts('session_id=p')).map((fact) => [fact.name, fact.key, fact.value]);
+  expect(lasts.sort()).toEqual([
+    ['lowest_trust', 'crm', 90],
+    ['lowest_trust', 'web', 10],
+  ]);
+  server.clock.advance(24 * 3600_000);
   expect(await facts('session_id=p')).toEqual([]);
   const ledger = new SessionLedger(server.core.db, server.clock);
   await ledger.forget();
@@ -303,6 +310,16 @@ test('what a proxy says about a server counts only from a key that is bound to i
   expect((await bind(200, [own.id])).body.proxy_keys).toEqual([own.id]);
   await server.call(200, 'PUT /v1/tool-servers/idp', admin, { trust: 10, reason: 'it is' });
   await say(own, 'idp', trust(100));
+  // that it answered is not forgotten, nor pushed out, by what others say
+  await say(other, 'idp', { ...trust(100), expires_at: now(1) });
+  for (let n = 0; n < 3; n++) await say(other, 'idp', { ...trust(100), name: `x${n}`, expires_at: now(-1000) });
+  for (let n = 0; n < 3; n++) await say(other, 'idp', { ...trust(100), key: `x${n}` });
+  server.clock.advance(2000);
+  expect(await facts()).toMatchObject([
+    { name: 'lowest_trust', key: '', value: 0 },
+    { name: 'lowest_trust', key: 'idp', value: 10 },
+  ]);
+  await sql(server, `delete from session_fact where tenant_id = $1 and key = ''`, [tenant.id]);
   // not by another server's name either, nor the trust of this one, nor what nothing declares
   for (const key of ['idp', '', 'elsewhere']) await say(other, key, called(key));
   await say(other, 'idp', trust(100));

@@ -147,6 +147,42 @@ test('what is written with the key of the first start is the first admin’s', a
   expect((await server.call(200, 'GET /v1/policies/later', own.operatorKey)).body).toMatchObject({ author_id: userId });
 });
 
+test('what was made with the key of the first start ends with the first admin, or with that key', async () => {
+  const own = await server.tenant();
+  const person = await own.enter(own.admin.userId);
+  const other = await own.person('admin');
+  const first = own.operatorKey;
+  const make = async (who: Credential) =>
+    (await server.call<{ id: string; key: string }>(201, 'POST /v1/keys', who, { label: 'x', scopes: ['admin'] })).body;
+  const agentKey = async (who: Credential) =>
+    (
+      await server.call<{ id: string; key: string }>(201, 'POST /v1/agent-keys', who, {
+        ...{ label: 'a', agent_id: 'bot', agent_role: 'clerk', owner_id: other.userId },
+      })
+    ).body;
+  const works = async (key: string, line = 'GET /v1/keys') => {
+    const response = await fetch(server.url + line.split(' ')[1]!, { headers: { authorization: `Bearer ${key}` } });
+    return response.status !== 401;
+  };
+  const child = await make(first);
+  const grandchild = await make(child);
+  const theirs = await make(other);
+  const rotated = await server.call<{ id: string; key: string }>(201, `POST /v1/keys/${theirs.id}/rotate`, first, {});
+  const agent = await agentKey(child);
+  const { body } = await server.call<{ keys: { id: string; made_with: string | null }[] }>(200, 'GET /v1/keys', other);
+  const made = Object.fromEntries(body.keys.map(({ id, made_with }) => [id, made_with]));
+  const firstId = made[child.id];
+  expect(made).toMatchObject({ [firstId!]: null, [grandchild.id]: child.id, [theirs.id]: null });
+  expect(made[rotated.body.id]).toBe(firstId);
+  await server.call(204, `DELETE /v1/team/${person.userId}`, other);
+  // also what replaced the key of another: the first admin knows it
+  for (const { key } of [child, grandchild, agent, rotated.body]) expect(await works(key)).toBe(false);
+  expect(await works(first.key!)).toBe(true);
+  const [later, laterAgent] = [await make(first), await agentKey(first)];
+  await server.call(204, `DELETE /v1/keys/${firstId}?made=true`, other);
+  for (const { key } of [later, laterAgent, { key: first.key! }]) expect(await works(key)).toBe(false);
+});
+
 test('keys', async () => {
   await send('GET /v1/keys', 200, admin);
   const { id } = await send('POST /v1/keys', 201, admin, {}, { label: 'leaked', scopes: ['proxy'] });

@@ -123,7 +123,7 @@ async function authenticatorCase(
       const principal = await authenticator.authenticate({ authorization: asked[0], cookie: undefined });
       return principal?.id ?? null;
     },
-    change: () => keys.revoke(tenant.id, kind, made.row.id, by, 'it leaked'),
+    change: () => keys.revoke(tenant.id, kind, made.row.id, by, { reason: 'it leaked' }),
     silently: () => sql(`update ${kind} set revoked_at = now() where id = $1`, made.row.id),
     before: made.row.id,
     after: null,

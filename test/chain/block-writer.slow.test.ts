@@ -79,7 +79,7 @@ describe('blocks are summarized', () => {
       await summarized;
       expect(await blocksOf(tenantId)).toEqual([]);
     } finally {
-      held.release();
+      held.release(true);
     }
   });
 });
@@ -100,7 +100,7 @@ describe('summaries that are deleted, to be made again', () => {
       await held.query('commit');
       await working;
     } finally {
-      held.release();
+      held.release(true);
     }
   }
 
@@ -139,7 +139,7 @@ describe('summaries that are deleted, to be made again', () => {
       await held.query('commit');
       expect(await verdict).toMatchObject({ verified: true });
     } finally {
-      held.release();
+      held.release(true);
     }
   });
 });

@@ -41,7 +41,8 @@ afterAll(async () => {
 });
 
 const remember = async () => {};
-const holders = async () => new Map([['esc_1', { agent_id: 'agt_1', agent_role: 'support' }]]);
+const holders = async () =>
+  new Map([['esc_1', { agent_id: 'agt_1', agent_role: 'support', tool_name: null, tool_server: null }]]);
 let made = 0;
 const wire = (given: Record<string, unknown> = {}): Record<string, unknown> => ({
   event_id: `evt_w${++made}`,

@@ -519,6 +519,24 @@ test('a tool that is not approved can be forgotten', async () => {
   await server.call(200, 'DELETE /v1/tools/crm/refund', admin);
 });
 
+test('an approved tool is forgotten, and a key that states facts taken away, by two people where approval is required', async () => {
+  const [one, two] = [await tenant.person('admin'), await tenant.person('admin')];
+  await observe([REFUND]);
+  await approve(REFUND);
+  const key = await server.call<{ id: string }>(201, 'POST /v1/keys', one, { label: 'p', scopes: ['proxy'] });
+  const bind = async (who: Credential, proxy_keys: string[]) =>
+    (await server.call<{ proxy_keys: string[] }>(200, 'PUT /v1/tool-servers/crm', who, { proxy_keys })).body.proxy_keys;
+  await bind(one, [key.body.id]);
+  await tenant.set({ approval_required: true });
+  expect(await bind(one, [])).toEqual([key.body.id]);
+  expect(await bind(two, [])).toEqual([]);
+  await observe([], { complete: true });
+  const forget = async (who: Credential) =>
+    (await server.call(200, 'DELETE /v1/tools/crm/refund', who, { reason: 'tidy' })).body;
+  expect(await forget(one)).toEqual({ removed: false });
+  expect(await forget(two)).toEqual({ removed: true });
+});
+
 test('a tool with labels or a rejection is forgotten by two people where approval is required', async () => {
   const [one, two] = [await tenant.person('admin'), await tenant.person('admin')];
   await deploy(server, tenant.admin, 'all', 'permit(principal, action, resource);');

@@ -1567,7 +1567,7 @@ export interface paths {
         post?: never;
         /**
          * Forget a tool that is not approved, or not listed any more
-         * @description Where approval is required, this takes two people if the tool has labels or a rejected definition: the first one is kept under `proposals`.
+         * @description Where approval is required, this takes two people if the tool has labels or an approved or rejected definition: the first one is kept under `proposals`.
          */
         delete: operations["tools-remove"];
         options?: never;
@@ -1682,7 +1682,7 @@ export interface paths {
         get?: never;
         /**
          * Change what happens to changed tools of a server
-         * @description What is not named stays. The owner is a member whom others ask about its tools. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments, more keys that state facts) takes two people: the first one is kept as `proposal`.
+         * @description What is not named stays. The owner is a member whom others ask about its tools. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments, other keys that state facts) takes two people: the first one is kept as `proposal`.
          */
         put: operations["tools-changeServer"];
         post?: never;
@@ -4139,6 +4139,8 @@ export interface components {
             prefix: string;
             scopes: ("proxy" | "pipeline" | "stop" | "admin")[];
             created_by: string | null;
+            /** @description the API key with which it was made, or made to replace another */
+            made_with: string | null;
             /** Format: date-time */
             created_at: string;
             /** Format: date-time */
@@ -5028,6 +5030,7 @@ export interface components {
                         /** @description what policies read as labels */
                         labels: string[];
                         rejected_pins: string[];
+                        approved_pin: string | null;
                     };
                 };
             };
@@ -8260,6 +8263,7 @@ export interface operations {
         parameters: {
             query?: {
                 reason?: string;
+                made?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */

@@ -1,5 +1,6 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { z } from 'zod';
+import { isKeyOf } from '../../../db/credentials.ts';
 import type { SettingEffect } from '../../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../../db/index.ts';
 import { AgentNamePattern } from '../../domain/agent-names.ts';
@@ -219,8 +220,9 @@ export class TokenIssuers {
     by: Doer,
   ): Promise<string[]> {
     const before = await stored(em, tenantId);
-    const keys = await em.execute<{ id: string }[]>('select id from api_key where tenant_id = ? and created_by = ?', [
+    const keys = await em.execute<{ id: string }[]>(`select id from api_key where tenant_id = ? and ${isKeyOf('?')}`, [
       tenantId,
+      userId,
       userId,
     ]);
     const theirs = new Set([userId, ...keys.map(({ id }) => id)]);
