@@ -4204,7 +4204,7 @@ export interface components {
             input_retention_days: number;
             /** @description how many days the parts of inputs are kept that policies read; decisions can be derived again from them */
             projection_retention_days: number;
-            /** @description how often proxies poll; default: the server’s setting */
+            /** @description how often proxies poll, and so how long a revoked key may work at them; default: the server’s setting */
             poll_seconds: number;
             /** @description a proxy that has not heard from the server for so many seconds which stops are in force denies what is not only read; 0: never */
             stop_grace_seconds: number;
@@ -7165,9 +7165,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-pdi6zt",
+                     *       "tenant_id": "t1-ddj13d",
                      *       "user": {
-                     *         "id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *         "id": "usr_01m8jgs1fvw5zq359kayh1p94f",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -7262,14 +7262,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8j23dnr8jbwqkyq6vx3y7n8",
+                     *           "id": "ses_01m8jgs1m9w20gjj9ekrzfkqaz",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T21:48:38.968Z",
-                     *           "last_seen_at": "2026-11-28T21:48:38.968Z",
-                     *           "expires_at": "2026-11-29T21:48:38.968Z"
+                     *           "created_at": "2026-11-29T02:05:07.593Z",
+                     *           "last_seen_at": "2026-11-29T02:05:07.593Z",
+                     *           "expires_at": "2026-11-30T02:05:07.593Z"
                      *         }
                      *       ]
                      *     }
@@ -7379,14 +7379,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8j23dnr8jbwqkyq6vx3y7n8",
+                     *           "id": "ses_01m8jgs1m9w20gjj9ekrzfkqaz",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T21:48:38.968Z",
-                     *           "last_seen_at": "2026-11-28T21:48:38.968Z",
-                     *           "expires_at": "2026-11-29T21:48:38.968Z"
+                     *           "created_at": "2026-11-29T02:05:07.593Z",
+                     *           "last_seen_at": "2026-11-29T02:05:07.593Z",
+                     *           "expires_at": "2026-11-30T02:05:07.593Z"
                      *         }
                      *       ]
                      *     }
@@ -7505,7 +7505,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *           "id": "usr_01m8jgs111976j4cq0tcep6zhw",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -7513,13 +7513,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T21:48:38.775Z",
+                     *           "created_at": "2026-11-29T02:05:06.977Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *           "id": "usr_01m8jgs1fvw5zq359kayh1p94f",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -7527,8 +7527,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T21:48:38.927Z",
-                     *           "last_login": "2026-11-28T21:48:38.968Z",
+                     *           "created_at": "2026-11-29T02:05:07.451Z",
+                     *           "last_login": "2026-11-29T02:05:07.593Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -7577,7 +7577,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *       "id": "usr_01m8jgs1fvw5zq359kayh1p94f",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -7585,8 +7585,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-28T21:48:38.927Z",
-                     *       "last_login": "2026-11-28T21:48:38.968Z",
+                     *       "created_at": "2026-11-29T02:05:07.451Z",
+                     *       "last_login": "2026-11-29T02:05:07.593Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -7629,7 +7629,7 @@ export interface operations {
                      *       "token_issuers": [],
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8j23ep2jx8547ke9b3vap17",
+                     *           "id": "sub_01m8jgs5pcd9g5tbwwwm9cxnxa",
                      *           "destination_type": "webhook",
                      *           "active": false
                      *         }
@@ -7806,14 +7806,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m8j23engxx28bdt9yk0pjj9a",
+                     *           "id": "inv_01m8jgs5kc9cm8zdv67hh9v3c1",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-28T21:48:39.984Z",
-                     *           "sent_at": "2026-11-28T21:48:39.984Z",
-                     *           "expires_at": "2026-12-05T21:48:39.984Z"
+                     *           "created_at": "2026-11-29T02:05:11.660Z",
+                     *           "sent_at": "2026-11-29T02:05:11.660Z",
+                     *           "expires_at": "2026-12-06T02:05:11.660Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -8085,25 +8085,27 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m8j23efb8pdtbhb42p78mxkk",
+                     *           "id": "key_01m8jgs5407sb3nbfqxkzqyds0",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
-                     *           "created_at": "2026-11-28T21:48:39.787Z"
+                     *           "created_by": "usr_01m8jgs1fvw5zq359kayh1p94f",
+                     *           "made_with": null,
+                     *           "created_at": "2026-11-29T02:05:11.168Z"
                      *         },
                      *         {
-                     *           "id": "key_01m8j23dm6q1esg11zcmky2egp",
+                     *           "id": "key_01m8jgs1es18gbaaj2anvee6c5",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *           "created_at": "2026-11-28T21:48:38.918Z",
-                     *           "last_used_at": "2026-11-28T21:48:39.018Z"
+                     *           "created_by": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *           "made_with": null,
+                     *           "created_at": "2026-11-29T02:05:07.419Z",
+                     *           "last_used_at": "2026-11-29T02:05:07.923Z"
                      *         }
                      *       ]
                      *     }
@@ -8160,14 +8162,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m8j23j4wy983f2qy4egx4m9d",
+                     *       "id": "key_01m8jgsc4gq37p2bhat7c86p34",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-28T21:48:43.553Z"
+                     *       "created_at": "2026-11-29T02:05:18.356Z"
                      *     }
                      */
                     "application/json": {
@@ -8317,24 +8319,24 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8j23efj4njwxthd6zswe387",
+                     *           "id": "agk_01m8jgs54ssj89z0wdepa2y30w",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *           "owner_id": "usr_01m8jgs1fvw5zq359kayh1p94f",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T21:48:39.794Z",
+                     *           "created_at": "2026-11-29T02:05:11.194Z",
                      *           "last_used_by": null
                      *         },
                      *         {
-                     *           "id": "agk_01m8j23dp8p72rtrmkc3ppz15m",
+                     *           "id": "agk_01m8jgs1rtmr8483r8ehctqyqp",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *           "owner_id": "usr_01m8jgs111976j4cq0tcep6zhw",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T21:48:38.988Z",
-                     *           "last_used_at": "2026-11-28T21:48:39.494Z",
+                     *           "created_at": "2026-11-29T02:05:07.740Z",
+                     *           "last_used_at": "2026-11-29T02:05:09.843Z",
                      *           "last_used_by": null
                      *         }
                      *       ]
@@ -8394,13 +8396,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m8j23j59k4ptykrr6qh71dbf",
+                     *       "id": "agk_01m8jgsc7rbwjxbc6akefwv8q3",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *       "created_at": "2026-11-28T21:48:43.562Z"
+                     *       "owner_id": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *       "created_at": "2026-11-29T02:05:18.464Z"
                      *     }
                      */
                     "application/json": {
@@ -8548,7 +8550,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-pdi6zt",
+                     *       "audience": "https://control.example/tenants/t1-ddj13d",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -8564,7 +8566,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-28T21:48:40.080Z",
+                     *           "created_at": "2026-11-29T02:05:12.165Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -8733,25 +8735,25 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *           "id": "usr_01m8jgs111976j4cq0tcep6zhw",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *           "id": "usr_01m8jgs1fvw5zq359kayh1p94f",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
                      *       ],
                      *       "keys": [
                      *         {
-                     *           "id": "agk_01m8j23efj4njwxthd6zswe387",
+                     *           "id": "agk_01m8jgs54ssj89z0wdepa2y30w",
                      *           "kind": "agent_key",
                      *           "name": "agent-2",
                      *           "ended": false
                      *         },
                      *         {
-                     *           "id": "key_01m8j23efb8pdtbhb42p78mxkk",
+                     *           "id": "key_01m8jgs5407sb3nbfqxkzqyds0",
                      *           "kind": "api_key",
                      *           "name": "k",
                      *           "ended": false
@@ -8934,7 +8936,7 @@ export interface operations {
                         input_retention_days: number;
                         /** @description how many days the parts of inputs are kept that policies read; decisions can be derived again from them */
                         projection_retention_days: number;
-                        /** @description how often proxies poll; default: the server’s setting */
+                        /** @description how often proxies poll, and so how long a revoked key may work at them; default: the server’s setting */
                         poll_seconds: number;
                         /** @description a proxy that has not heard from the server for so many seconds which stops are in force denies what is not only read; 0: never */
                         stop_grace_seconds: number;
@@ -8996,11 +8998,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m8j23eqnrqb1kzfv133jc4s7",
+                     *           "id": "stc_01m8jgs5yycr90t4smyydmjbrv",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
-                     *           "created_at": "2026-11-28T21:48:40.053Z",
+                     *           "proposed_by": "usr_01m8jgs1fvw5zq359kayh1p94f",
+                     *           "created_at": "2026-11-29T02:05:12.030Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -9674,9 +9676,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *           "created_at": "2026-11-28T21:48:39.021Z",
-                     *           "updated_at": "2026-11-28T21:48:40.192Z",
+                     *           "author_id": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *           "created_at": "2026-11-29T02:05:07.969Z",
+                     *           "updated_at": "2026-11-29T02:05:12.415Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -9771,9 +9773,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *       "created_at": "2026-11-28T21:48:43.316Z",
-                     *       "updated_at": "2026-11-28T21:48:43.316Z",
+                     *       "author_id": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *       "created_at": "2026-11-29T02:05:17.849Z",
+                     *       "updated_at": "2026-11-29T02:05:17.849Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -10314,9 +10316,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *       "created_at": "2026-11-28T21:48:39.021Z",
-                     *       "updated_at": "2026-11-28T21:48:40.192Z",
+                     *       "author_id": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *       "created_at": "2026-11-29T02:05:07.969Z",
+                     *       "updated_at": "2026-11-29T02:05:12.415Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -10324,28 +10326,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *           "created_at": "2026-11-28T21:48:40.192Z",
+                     *           "author_id": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *           "created_at": "2026-11-29T02:05:12.415Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *           "created_at": "2026-11-28T21:48:39.021Z",
+                     *           "author_id": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *           "created_at": "2026-11-29T02:05:07.969Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *             "decided_at": "2026-11-28T21:48:39.469Z"
+                     *             "decided_by": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *             "decided_at": "2026-11-29T02:05:09.770Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *               "decided_at": "2026-11-28T21:48:39.469Z"
+                     *               "decided_by": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *               "decided_at": "2026-11-29T02:05:09.770Z"
                      *             }
                      *           ]
                      *         }
@@ -10528,9 +10530,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *       "created_at": "2026-11-28T21:48:39.021Z",
-                     *       "updated_at": "2026-11-28T21:48:43.501Z",
+                     *       "author_id": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *       "created_at": "2026-11-29T02:05:07.969Z",
+                     *       "updated_at": "2026-11-29T02:05:18.172Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -10962,20 +10964,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *       "created_at": "2026-11-28T21:48:39.021Z",
+                     *       "author_id": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *       "created_at": "2026-11-29T02:05:07.969Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *         "decided_at": "2026-11-28T21:48:39.469Z"
+                     *         "decided_by": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *         "decided_at": "2026-11-29T02:05:09.770Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *           "decided_at": "2026-11-28T21:48:39.469Z"
+                     *           "decided_by": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *           "decided_at": "2026-11-29T02:05:09.770Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -11514,7 +11516,7 @@ export interface operations {
                      * @example {
                      *       "questions": [
                      *         {
-                     *           "id": "qst_01m8j23es9mppa2hnvt9r5vm2a",
+                     *           "id": "qst_01m8jgs66zjx4xsa074xaneenm",
                      *           "name": "kept",
                      *           "request": {
                      *             "agent_id": "agent-1",
@@ -11522,8 +11524,8 @@ export interface operations {
                      *             "action_type": "tool_call",
                      *             "tool_name": "read"
                      *           },
-                     *           "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
-                     *           "created_at": "2026-11-28T21:48:40.105Z"
+                     *           "created_by": "usr_01m8jgs1fvw5zq359kayh1p94f",
+                     *           "created_at": "2026-11-29T02:05:12.287Z"
                      *         }
                      *       ]
                      *     }
@@ -11696,7 +11698,7 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T21:48:40.192Z",
+                     *           "written_at": "2026-11-29T02:05:12.415Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -11749,12 +11751,12 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T21:48:40.192Z"
+                     *           "written_at": "2026-11-29T02:05:12.415Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-29T21:48:40.793Z",
+                     *       "since": "2026-10-30T02:05:13.811Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -11943,16 +11945,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-29T21:48:40.028Z",
-                     *         "to": "2026-11-28T21:48:40.028Z"
+                     *         "from": "2026-10-30T02:05:11.892Z",
+                     *         "to": "2026-11-29T02:05:11.892Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-28T21:48:40.028Z",
+                     *       "created_at": "2026-11-29T02:05:11.892Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-28T21:48:40.028Z",
+                     *       "finished_at": "2026-11-29T02:05:11.892Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -12111,16 +12113,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-29T21:48:40.028Z",
-                     *             "to": "2026-11-28T21:48:40.028Z"
+                     *             "from": "2026-10-30T02:05:11.892Z",
+                     *             "to": "2026-11-29T02:05:11.892Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-28T21:48:40.028Z",
+                     *           "created_at": "2026-11-29T02:05:11.892Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-28T21:48:40.028Z",
+                     *           "finished_at": "2026-11-29T02:05:11.892Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -12212,8 +12214,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *             "created_at": "2026-11-28T21:48:39.757Z",
+                     *             "author_id": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *             "created_at": "2026-11-29T02:05:11.060Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -12274,8 +12276,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *         "created_at": "2026-11-28T21:48:39.757Z",
+                     *         "author_id": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *         "created_at": "2026-11-29T02:05:11.060Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -12290,8 +12292,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *           "created_at": "2026-11-28T21:48:39.757Z",
+                     *           "author_id": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *           "created_at": "2026-11-29T02:05:11.060Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12304,8 +12306,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
-                     *           "created_at": "2026-11-28T21:48:39.724Z",
+                     *           "author_id": "usr_01m8jgs111976j4cq0tcep6zhw",
+                     *           "created_at": "2026-11-29T02:05:10.937Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12736,9 +12738,9 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m8j23dm6q1esg11zcmky2egp",
-                     *           "first_seen_at": "2026-11-28T21:48:40.140Z",
-                     *           "last_seen_at": "2026-11-28T21:48:40.140Z",
+                     *           "key_id": "key_01m8jgs1es18gbaaj2anvee6c5",
+                     *           "first_seen_at": "2026-11-29T02:05:12.359Z",
+                     *           "last_seen_at": "2026-11-29T02:05:12.359Z",
                      *           "state": "alive",
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -12813,7 +12815,7 @@ export interface operations {
                      *           "bundle_hash": null,
                      *           "bundle_seq": null,
                      *           "built_at": null,
-                     *           "since": "2026-11-28T21:48:40.136Z",
+                     *           "since": "2026-11-29T02:05:12.355Z",
                      *           "until": null,
                      *           "lag_seconds": null,
                      *           "change": null
@@ -12894,18 +12896,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8j23dp8p72rtrmkc3ppz15m",
-                     *           "key_hash": "sha256:6493189fe79884ec2563f996a33423f777f0f6e6d09f4d9479a5dd6eaa6d53bf",
+                     *           "id": "agk_01m8jgs1rtmr8483r8ehctqyqp",
+                     *           "key_hash": "sha256:60b4be6824528be569acb14cba19ccd4709fedce9ea80de09e3a876e097d62e4",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8j23dfqjqa7vczcrq2dw4qq"
+                     *           "owner_id": "usr_01m8jgs111976j4cq0tcep6zhw"
                      *         },
                      *         {
-                     *           "id": "agk_01m8j23efj4njwxthd6zswe387",
-                     *           "key_hash": "sha256:090fe7a8d18a44b35ecae21c79dc8ef6f44bfc296d65bc7b32ca62ae6484d843",
+                     *           "id": "agk_01m8jgs54ssj89z0wdepa2y30w",
+                     *           "key_hash": "sha256:6e2a6547b3ee3f5b0f801dc0ed188c1943526c095a45d7953f4456cf2ca8da21",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8j23dmfkcd8vntd9yx95zy5"
+                     *           "owner_id": "usr_01m8jgs1fvw5zq359kayh1p94f"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -13056,8 +13058,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-28T21:48:39.677Z",
-                     *           "last_seen": "2026-11-28T21:48:39.677Z"
+                     *           "first_seen": "2026-11-29T02:05:10.817Z",
+                     *           "last_seen": "2026-11-29T02:05:10.817Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -13154,8 +13156,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-28T21:48:39.677Z",
-                     *       "last_seen": "2026-11-28T21:48:39.677Z",
+                     *       "first_seen": "2026-11-29T02:05:10.817Z",
+                     *       "last_seen": "2026-11-29T02:05:10.817Z",
                      *       "owner_id": null,
                      *       "approved": null,
                      *       "shown": {
@@ -13187,9 +13189,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-28T21:48:39.677Z",
-                     *           "last_seen": "2026-11-28T21:48:39.677Z",
-                     *           "reported_by": "key_01m8j23dm6q1esg11zcmky2egp",
+                     *           "first_seen": "2026-11-29T02:05:10.817Z",
+                     *           "last_seen": "2026-11-29T02:05:10.817Z",
+                     *           "reported_by": "key_01m8jgs1es18gbaaj2anvee6c5",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -13510,8 +13512,8 @@ export interface operations {
                      *           "check_arguments": false,
                      *           "proxy_keys": [],
                      *           "owner_id": null,
-                     *           "first_seen": "2026-11-28T21:48:39.677Z",
-                     *           "last_seen": "2026-11-28T21:48:39.677Z",
+                     *           "first_seen": "2026-11-29T02:05:10.817Z",
+                     *           "last_seen": "2026-11-29T02:05:10.817Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -13638,7 +13640,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-28T21:48:40.130Z",
+                     *           "last_seen": "2026-11-29T02:05:12.348Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -13704,10 +13706,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-28T21:48:40.130Z",
+                     *       "last_seen": "2026-11-29T02:05:12.348Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m8j23dfqjqa7vczcrq2dw4qq"
+                     *         "usr_01m8jgs111976j4cq0tcep6zhw"
                      *       ]
                      *     }
                      */
@@ -13812,11 +13814,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m8j23e8yh26d3sj8gedgsdzh",
+                     *           "id": "esc_01m8jgs4dktyg2qgs99nny16bx",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m8j23dp8p72rtrmkc3ppz15m",
+                     *           "opened_by": "agk_01m8jgs1rtmr8483r8ehctqyqp",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -13838,8 +13840,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-28T22:48:39.582Z",
-                     *           "created_at": "2026-11-28T21:48:39.582Z",
+                     *           "expires_at": "2026-11-29T03:05:10.451Z",
+                     *           "created_at": "2026-11-29T02:05:10.451Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -13853,10 +13855,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m8j23dfqjqa7vczcrq2dw4qq"
+                     *             "usr_01m8jgs111976j4cq0tcep6zhw"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:78a1ba97fb1778cff7ddcccdfce789f05ee4f1aba2a2926ab7dbf7f1a8aa2ab7"
+                     *           "shown_hash": "sha256:8d44602d463674076f0e1a2948fd51c9d103f50b03e54260c1e13ba0840fd62e"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -14037,7 +14039,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-28T22:48:39.582Z"
+                     *           "next_expires_at": "2026-11-29T03:05:10.451Z"
                      *         }
                      *       ]
                      *     }
@@ -14225,7 +14227,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T21:48:41.293Z",
+                     *       "since": "2026-11-28T02:05:14.700Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -14281,11 +14283,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m8j23e8yh26d3sj8gedgsdzh",
+                     *       "id": "esc_01m8jgs4dktyg2qgs99nny16bx",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m8j23dp8p72rtrmkc3ppz15m",
+                     *       "opened_by": "agk_01m8jgs1rtmr8483r8ehctqyqp",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -14307,8 +14309,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-28T22:48:39.582Z",
-                     *       "created_at": "2026-11-28T21:48:39.582Z",
+                     *       "expires_at": "2026-11-29T03:05:10.451Z",
+                     *       "created_at": "2026-11-29T02:05:10.451Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -14322,10 +14324,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m8j23dfqjqa7vczcrq2dw4qq"
+                     *         "usr_01m8jgs111976j4cq0tcep6zhw"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:78a1ba97fb1778cff7ddcccdfce789f05ee4f1aba2a2926ab7dbf7f1a8aa2ab7"
+                     *       "shown_hash": "sha256:8d44602d463674076f0e1a2948fd51c9d103f50b03e54260c1e13ba0840fd62e"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -14732,15 +14734,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m8j23ernjtvmxaheftdyr7fx",
+                     *           "id": "stp_01m8jgs63eesf3kqw155zfj7vv",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
-                     *           "created_at": "2026-11-28T21:48:40.091Z",
+                     *           "created_by": "usr_01m8jgs1fvw5zq359kayh1p94f",
+                     *           "created_at": "2026-11-29T02:05:12.218Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -14868,15 +14870,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m8j23ernjtvmxaheftdyr7fx",
+                     *       "id": "stp_01m8jgs63eesf3kqw155zfj7vv",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
-                     *       "created_at": "2026-11-28T21:48:40.091Z",
+                     *       "created_by": "usr_01m8jgs1fvw5zq359kayh1p94f",
+                     *       "created_at": "2026-11-29T02:05:12.218Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -14887,7 +14889,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-28T21:48:40.140Z"
+                     *             "last_seen_at": "2026-11-29T02:05:12.359Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -14983,7 +14985,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8j23ep2jx8547ke9b3vap17",
+                     *           "id": "sub_01m8jgs5pcd9g5tbwwwm9cxnxa",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -14994,10 +14996,10 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
-                     *           "owner_id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
-                     *           "created_at": "2026-11-28T21:48:40.002Z",
-                     *           "updated_at": "2026-11-28T21:48:40.002Z"
+                     *           "created_by": "usr_01m8jgs1fvw5zq359kayh1p94f",
+                     *           "owner_id": "usr_01m8jgs1fvw5zq359kayh1p94f",
+                     *           "created_at": "2026-11-29T02:05:11.756Z",
+                     *           "updated_at": "2026-11-29T02:05:11.756Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -15116,7 +15118,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m8j23ep2jx8547ke9b3vap17",
+                     *       "id": "sub_01m8jgs5pcd9g5tbwwwm9cxnxa",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -15127,10 +15129,10 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
-                     *       "owner_id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
-                     *       "created_at": "2026-11-28T21:48:40.002Z",
-                     *       "updated_at": "2026-11-28T21:48:40.002Z"
+                     *       "created_by": "usr_01m8jgs1fvw5zq359kayh1p94f",
+                     *       "owner_id": "usr_01m8jgs1fvw5zq359kayh1p94f",
+                     *       "created_at": "2026-11-29T02:05:11.756Z",
+                     *       "updated_at": "2026-11-29T02:05:11.756Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -15400,12 +15402,12 @@ export interface operations {
                      *         "x-svc-event": "escrow.created",
                      *         "x-svc-delivery": "dlv_example",
                      *         "x-svc-test": "true",
-                     *         "x-svc-signature": "t=1795902521,v1=bac4fe532924f8353ff34b9c5a49cb66eef0a11ec4fab4c57a0ece511484f146",
+                     *         "x-svc-signature": "t=1795917915,v1=1e0220d4546f0544fc963c7873963710c19fa849f1684ad3b705596ddfd581c3",
                      *         "webhook-id": "oev_example",
-                     *         "webhook-timestamp": "1795902521",
-                     *         "webhook-signature": "v1,MzHwG3azHVxNjpfV2kBqZfPnzJijJA5ly7ps/p/WTm0="
+                     *         "webhook-timestamp": "1795917915",
+                     *         "webhook-signature": "v1,IjHS4/9xBxrI/V4xpHhBAlh1o3TI8DwGfTuKKk4gn9M="
                      *       },
-                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-pdi6zt\",\"test\":true,\"created_at\":\"2026-11-28T21:48:41.414Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T22:48:41.414Z\",\"notify_targets\":[]}",
+                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-ddj13d\",\"test\":true,\"created_at\":\"2026-11-29T02:05:15.144Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-29T03:05:15.144Z\",\"notify_targets\":[]}",
                      *       "secret": "whsec_YW4gZXhhbXBsZSB0aGF0IGV2ZXJ5Ym9keSBrbm93cw=="
                      *     }
                      */
@@ -15509,8 +15511,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T21:48:41.443Z",
-                     *       "until": "2026-11-28T21:48:41.443Z",
+                     *       "since": "2026-11-28T02:05:15.178Z",
+                     *       "until": "2026-11-29T02:05:15.178Z",
                      *       "bucket_seconds": 3600,
                      *       "complete_since": null,
                      *       "delivered": 0,
@@ -15521,7 +15523,7 @@ export interface operations {
                      *       "p95_ms": null,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-27T21:00:00.000Z",
+                     *           "at": "2026-11-28T02:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15530,7 +15532,7 @@ export interface operations {
                      *           "p95_ms": null
                      *         },
                      *         {
-                     *           "at": "2026-11-27T22:00:00.000Z",
+                     *           "at": "2026-11-28T03:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15585,8 +15587,8 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_33vap17",
-                     *           "subscription_id": "sub_01m8j23ep2jx8547ke9b3vap17",
+                     *           "id": "dlv_39cxnxa",
+                     *           "subscription_id": "sub_01m8jgs5pcd9g5tbwwwm9cxnxa",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "test": false,
@@ -15596,7 +15598,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-28T21:48:40.127Z",
+                     *           "created_at": "2026-11-29T02:05:12.340Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -15646,8 +15648,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_33vap17",
-                     *       "subscription_id": "sub_01m8j23ep2jx8547ke9b3vap17",
+                     *       "id": "dlv_39cxnxa",
+                     *       "subscription_id": "sub_01m8jgs5pcd9g5tbwwwm9cxnxa",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "test": false,
@@ -15657,7 +15659,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-28T21:48:40.127Z",
+                     *       "created_at": "2026-11-29T02:05:12.340Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -15773,7 +15775,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8j23ep2jx8547ke9b3vap17",
+                     *           "id": "sub_01m8jgs5pcd9g5tbwwwm9cxnxa",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -16035,13 +16037,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8j23j5kg27nefaejxt55t0k",
+                     *       "event_id": "evt_01m8jgscahawx4r8v2qrvk7230",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:359210a82d47a5be0c99d01ed43c091bc3a80569a0ae7229ffcbccef6d50abb2",
+                     *       "bundle_hash": "sha256:91ebcf7ba97e17e8dd25c9ba6a9e80558bc383c181b009eda6fee422d4782c18",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 18114
+                     *       "evaluation_us": 129853
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16180,13 +16182,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8j23j6rszjjj03hh13k8kys",
+                     *       "event_id": "evt_01m8jgscgma5v2h403z0jd6d67",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:359210a82d47a5be0c99d01ed43c091bc3a80569a0ae7229ffcbccef6d50abb2",
+                     *       "bundle_hash": "sha256:91ebcf7ba97e17e8dd25c9ba6a9e80558bc383c181b009eda6fee422d4782c18",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 245
+                     *       "evaluation_us": 759
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16324,11 +16326,11 @@ export interface operations {
                     /**
                      * @example {
                      *       "session_id": "session-1",
-                     *       "first_at": "2026-11-28T21:48:40.130Z",
-                     *       "last_at": "2026-11-28T21:48:40.130Z",
+                     *       "first_at": "2026-11-29T02:05:12.348Z",
+                     *       "last_at": "2026-11-29T02:05:12.348Z",
                      *       "entries": [
                      *         {
-                     *           "id": "event-29346-4",
+                     *           "id": "event-27223-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16342,10 +16344,10 @@ export interface operations {
                      *           "proxy_id": "proxy-1",
                      *           "timestamp": "2026-01-31T12:00:00.000Z",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:48:40.130Z"
+                     *           "created_at": "2026-11-29T02:05:12.348Z"
                      *         },
                      *         {
-                     *           "id": "event-29346-5",
+                     *           "id": "event-27223-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16359,7 +16361,7 @@ export interface operations {
                      *           "proxy_id": "proxy-1",
                      *           "timestamp": "2026-01-31T12:00:00.000Z",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:48:40.130Z"
+                     *           "created_at": "2026-11-29T02:05:12.348Z"
                      *         }
                      *       ],
                      *       "holds": [],
@@ -16435,7 +16437,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-29346-5",
+                     *           "id": "event-27223-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16449,10 +16451,10 @@ export interface operations {
                      *           "proxy_id": "proxy-1",
                      *           "timestamp": "2026-01-31T12:00:00.000Z",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:48:40.130Z"
+                     *           "created_at": "2026-11-29T02:05:12.348Z"
                      *         },
                      *         {
-                     *           "id": "event-29346-4",
+                     *           "id": "event-27223-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16466,7 +16468,7 @@ export interface operations {
                      *           "proxy_id": "proxy-1",
                      *           "timestamp": "2026-01-31T12:00:00.000Z",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T21:48:40.130Z"
+                     *           "created_at": "2026-11-29T02:05:12.348Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -16515,12 +16517,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T21:48:41.634Z",
-                     *       "until": "2026-11-28T21:48:41.634Z",
+                     *       "since": "2026-11-28T02:05:15.818Z",
+                     *       "until": "2026-11-29T02:05:15.818Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-27T21:48:41.634Z",
+                     *           "at": "2026-11-28T02:05:15.818Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16528,7 +16530,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-27T22:48:41.634Z",
+                     *           "at": "2026-11-28T03:05:15.818Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16539,7 +16541,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-28T21:48:40.130Z"
+                     *         "at": "2026-11-29T02:05:12.348Z"
                      *       }
                      *     }
                      */
@@ -16603,8 +16605,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-28T21:48:39.659Z",
-                     *       "until": "2026-11-28T21:48:41.672Z",
+                     *       "since": "2026-11-29T02:05:10.774Z",
+                     *       "until": "2026-11-29T02:05:15.872Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -16615,7 +16617,7 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-28T21:48:39.000Z",
+                     *           "at": "2026-11-29T02:05:10.000Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16623,10 +16625,10 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-28T21:48:40.000Z",
-                     *           "allow": 1,
+                     *           "at": "2026-11-29T02:05:11.000Z",
+                     *           "allow": 0,
                      *           "allow_with_masking": 0,
-                     *           "deny": 1,
+                     *           "deny": 0,
                      *           "escrow": 0,
                      *           "rate_limited": 0
                      *         }
@@ -16765,8 +16767,8 @@ export interface operations {
                      *             "escrow": 0,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T21:48:40.130Z",
-                     *           "last_at": "2026-11-28T21:48:40.130Z"
+                     *           "first_at": "2026-11-29T02:05:12.348Z",
+                     *           "last_at": "2026-11-29T02:05:12.348Z"
                      *         },
                      *         {
                      *           "value": "pay",
@@ -16778,8 +16780,8 @@ export interface operations {
                      *             "escrow": 1,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T21:48:39.659Z",
-                     *           "last_at": "2026-11-28T21:48:39.659Z"
+                     *           "first_at": "2026-11-29T02:05:10.774Z",
+                     *           "last_at": "2026-11-29T02:05:10.774Z"
                      *         }
                      *       ],
                      *       "others": {
@@ -16822,7 +16824,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m8j23e69kafsh70tsq0t4e68",
+                     *       "id": "evt_01m8jgs3tp7qt8z70sjj90nzh0",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -16834,32 +16836,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "timestamp": "2026-11-28T21:48:39.497Z",
-                     *       "evaluation_us": 136766,
-                     *       "created_at": "2026-11-28T21:48:39.659Z",
+                     *       "timestamp": "2026-11-29T02:05:09.846Z",
+                     *       "evaluation_us": 839156,
+                     *       "created_at": "2026-11-29T02:05:10.774Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m8j23e8yh26d3sj8gedgsdzh",
-                     *       "key_id": "agk_01m8j23dp8p72rtrmkc3ppz15m",
+                     *       "escrow_id": "esc_01m8jgs4dktyg2qgs99nny16bx",
+                     *       "key_id": "agk_01m8jgs1rtmr8483r8ehctqyqp",
                      *       "source_ip": "127.0.0.1",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:1411bd430849502a5425bb949eaa3eab9b940b2f4a64b74a641ca9a394bf3ddc",
-                     *       "input_hash": "sha256:a7c8789e420b473a2985b18f11c0c91e4cd0b5122675ca1b9f38c088290cf802",
-                     *       "action_ref": "sha256:85cc50a4fcc3b5c22d2e813a4a26e6d7bdafb4551c2ac0e71c4054430f701558",
-                     *       "trace_id": "1bf7f873c591ba352dce2799b12c5d09",
-                     *       "span_id": "8d08eb2ae021f64c",
+                     *       "ask_commit": "sha256:01d83b2f80e40bf7971af544bc1e7dea244e9956d47f6bde039c599917cbf8f8",
+                     *       "input_hash": "sha256:6d5fe8fc6b3083c3a0e058ba90466444c8e7859c2d99fe5ade0710cea81b3316",
+                     *       "action_ref": "sha256:a34cf932f21c91682cfb94a40ec1719c8e6f319a61d47ace0ce8cfadbd9bcb19",
+                     *       "trace_id": "8b8837f7b4be9ba3e0d2dd1eccacdabd",
+                     *       "span_id": "028c5727ba50488e",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:84ee739e6bf43b12a9d0ecff50d789e460503a16e8e7b2379e2389450465d353"
+                     *         "bundle_hash": "sha256:7426b5dd563346b1faaa6a6f667c58b8e22d9ccbb7563cd62f95f5612bc37e3a"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "0cce22991983d52cd13b080fb446ed8f4d51c6b29c8b37f1c5e2edcbf6544c7f",
-                     *         "hash": "977e483757dc469c19e3954a97cd996b51499caec8485d7c1fe94f0b8b7387bd",
+                     *         "prev_hash": "ed3a35b9e388999c8ffdc3190f02cca74fa3c2dc96bf1542861f37fe60427f20",
+                     *         "hash": "e0c9f7765bdd6796f3353e21b4b866e2842f5af346f9e395f52e18cb327f9074",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -16900,7 +16902,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8j23e69kafsh70tsq0t4e68",
+                     *       "event_id": "evt_01m8jgs3tp7qt8z70sjj90nzh0",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -16955,13 +16957,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8j23e69kafsh70tsq0t4e68",
+                     *       "event_id": "evt_01m8jgs3tp7qt8z70sjj90nzh0",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T21:48:39.497Z",
-                     *         "owner": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *         "now": "2026-11-29T02:05:09.846Z",
+                     *         "owner": "usr_01m8jgs111976j4cq0tcep6zhw",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -16970,8 +16972,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T21:48:39.497Z",
-                     *         "owner": "usr_01m8j23dfqjqa7vczcrq2dw4qq",
+                     *         "now": "2026-11-29T02:05:09.846Z",
+                     *         "owner": "usr_01m8jgs111976j4cq0tcep6zhw",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -17213,10 +17215,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "977e483757dc469c19e3954a97cd996b51499caec8485d7c1fe94f0b8b7387bd",
-                     *       "kid": "YHGBjwqoLtc7xCsgT3uD4KNDAFV2y7WC1bI_8ivf0JE",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-pdi6zt/forensics\n2\n977e483757dc469c19e3954a97cd996b51499caec8485d7c1fe94f0b8b7387bd\n\n— control.test N52n984DlHDfHN5H72/nwp+8Xsy4hCSPhsyuw5XpyAPLwBtD3rZi4mXBi2SxcdLmF4xlSkGujS5hukxfuemmyvNWdQI=\n",
-                     *       "created_at": "2026-11-28T21:48:39.925Z"
+                     *       "hash": "e0c9f7765bdd6796f3353e21b4b866e2842f5af346f9e395f52e18cb327f9074",
+                     *       "kid": "nEBz3ITLurAuEx2bjy7095vx7zxhdbCYk1RPfjRgNI0",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-ddj13d/forensics\n2\ne0c9f7765bdd6796f3353e21b4b866e2842f5af346f9e395f52e18cb327f9074\n\n— control.test TNRXggxoT3Jlt7m/+vS+3pfeS8AvKTbWSd3AnhAeFahRn/1s3GbVK9YkRihX0W+0K5gVP/ayqN+SIi8DGsVbnzD7lQw=\n",
+                     *       "created_at": "2026-11-29T02:05:11.498Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -17259,10 +17261,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "977e483757dc469c19e3954a97cd996b51499caec8485d7c1fe94f0b8b7387bd",
-                     *           "kid": "YHGBjwqoLtc7xCsgT3uD4KNDAFV2y7WC1bI_8ivf0JE",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-pdi6zt/forensics\n2\n977e483757dc469c19e3954a97cd996b51499caec8485d7c1fe94f0b8b7387bd\n\n— control.test N52n984DlHDfHN5H72/nwp+8Xsy4hCSPhsyuw5XpyAPLwBtD3rZi4mXBi2SxcdLmF4xlSkGujS5hukxfuemmyvNWdQI=\n",
-                     *           "created_at": "2026-11-28T21:48:39.925Z"
+                     *           "hash": "e0c9f7765bdd6796f3353e21b4b866e2842f5af346f9e395f52e18cb327f9074",
+                     *           "kid": "nEBz3ITLurAuEx2bjy7095vx7zxhdbCYk1RPfjRgNI0",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-ddj13d/forensics\n2\ne0c9f7765bdd6796f3353e21b4b866e2842f5af346f9e395f52e18cb327f9074\n\n— control.test TNRXggxoT3Jlt7m/+vS+3pfeS8AvKTbWSd3AnhAeFahRn/1s3GbVK9YkRihX0W+0K5gVP/ayqN+SIi8DGsVbnzD7lQw=\n",
+                     *           "created_at": "2026-11-29T02:05:11.498Z"
                      *         }
                      *       ]
                      *     }
@@ -17354,18 +17356,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-28T21:48:39.659Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:5dc4400b27daf6029b39fae34998c072debddf034bf24092cbe676787730543a\",\"received_at\":\"2026-11-28T21:48:39.659Z\",\"seq\":1,\"tenant_id\":\"t1-pdi6zt\",\"v\":1}",
-                     *           "hash": "0cce22991983d52cd13b080fb446ed8f4d51c6b29c8b37f1c5e2edcbf6544c7f",
-                     *           "computed_hash": "0cce22991983d52cd13b080fb446ed8f4d51c6b29c8b37f1c5e2edcbf6544c7f"
+                     *           "received_at": "2026-11-29T02:05:10.774Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:178708fd980f659eb933f5442c0a162aee2537917e93ca9dcdffe2fa676b66f1\",\"received_at\":\"2026-11-29T02:05:10.774Z\",\"seq\":1,\"tenant_id\":\"t1-ddj13d\",\"v\":1}",
+                     *           "hash": "ed3a35b9e388999c8ffdc3190f02cca74fa3c2dc96bf1542861f37fe60427f20",
+                     *           "computed_hash": "ed3a35b9e388999c8ffdc3190f02cca74fa3c2dc96bf1542861f37fe60427f20"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m8j23e69kafsh70tsq0t4e68",
-                     *           "received_at": "2026-11-28T21:48:39.659Z",
-                     *           "line": "{\"action_ref\":\"sha256:85cc50a4fcc3b5c22d2e813a4a26e6d7bdafb4551c2ac0e71c4054430f701558\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:1411bd430849502a5425bb949eaa3eab9b940b2f4a64b74a641ca9a394bf3ddc\",\"bundle_hash\":\"sha256:84ee739e6bf43b12a9d0ecff50d789e460503a16e8e7b2379e2389450465d353\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8j23e8yh26d3sj8gedgsdzh\",\"evaluation_us\":136766,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8j23e69kafsh70tsq0t4e68\",\"input_hash\":\"sha256:a7c8789e420b473a2985b18f11c0c91e4cd0b5122675ca1b9f38c088290cf802\",\"key_id\":\"agk_01m8j23dp8p72rtrmkc3ppz15m\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T21:48:39.659Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"8d08eb2ae021f64c\",\"tenant_id\":\"t1-pdi6zt\",\"timestamp\":\"2026-11-28T21:48:39.497Z\",\"tool_name\":\"pay\",\"trace_id\":\"1bf7f873c591ba352dce2799b12c5d09\",\"v\":1}",
-                     *           "hash": "977e483757dc469c19e3954a97cd996b51499caec8485d7c1fe94f0b8b7387bd",
-                     *           "computed_hash": "977e483757dc469c19e3954a97cd996b51499caec8485d7c1fe94f0b8b7387bd"
+                     *           "id": "evt_01m8jgs3tp7qt8z70sjj90nzh0",
+                     *           "received_at": "2026-11-29T02:05:10.774Z",
+                     *           "line": "{\"action_ref\":\"sha256:a34cf932f21c91682cfb94a40ec1719c8e6f319a61d47ace0ce8cfadbd9bcb19\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:01d83b2f80e40bf7971af544bc1e7dea244e9956d47f6bde039c599917cbf8f8\",\"bundle_hash\":\"sha256:7426b5dd563346b1faaa6a6f667c58b8e22d9ccbb7563cd62f95f5612bc37e3a\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8jgs4dktyg2qgs99nny16bx\",\"evaluation_us\":839156,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8jgs3tp7qt8z70sjj90nzh0\",\"input_hash\":\"sha256:6d5fe8fc6b3083c3a0e058ba90466444c8e7859c2d99fe5ade0710cea81b3316\",\"key_id\":\"agk_01m8jgs1rtmr8483r8ehctqyqp\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-29T02:05:10.774Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"028c5727ba50488e\",\"tenant_id\":\"t1-ddj13d\",\"timestamp\":\"2026-11-29T02:05:09.846Z\",\"tool_name\":\"pay\",\"trace_id\":\"8b8837f7b4be9ba3e0d2dd1eccacdabd\",\"v\":1}",
+                     *           "hash": "e0c9f7765bdd6796f3353e21b4b866e2842f5af346f9e395f52e18cb327f9074",
+                     *           "computed_hash": "e0c9f7765bdd6796f3353e21b4b866e2842f5af346f9e395f52e18cb327f9074"
                      *         }
                      *       ]
                      *     }
@@ -17575,12 +17577,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m8j23gdv287c0ktmmxjkwfw5",
+                     *           "id": "aud_01m8jgs9xgk6yx32c1n7rraxrv",
                      *           "seq": 27,
-                     *           "created_at": "2026-11-28T21:48:41.787Z",
+                     *           "created_at": "2026-11-29T02:05:16.080Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *             "id": "usr_01m8jgs1fvw5zq359kayh1p94f",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -17588,21 +17590,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m8j23e69kafsh70tsq0t4e68"
+                     *             "id": "evt_01m8jgs3tp7qt8z70sjj90nzh0"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m8j23gdda2dscygkzh0gwmcj",
-                     *           "prev_hash": "2f4ccbc98da3a7327d40ebef178f15797ad98d630a4d4b2c6b5a8d5bcd5d3b9c",
-                     *           "hash": "16d8832e4dde5eefbea1cc0f991cd63c9bf8317147172e735fee58b5a12394fd"
+                     *           "request_id": "req_01m8jgs9x37r06fe7y1nfvfd1q",
+                     *           "prev_hash": "55356beb88ee623388bd4637262f14c8312a6ef2bcd6f26cd59e92d2df996b23",
+                     *           "hash": "5d98c43d207c5f423c7bec763f27cd824e551b403a99d03df042212a1075c5ac"
                      *         },
                      *         {
-                     *           "id": "aud_01m8j23ewx4p1zpm1zypfhvs2k",
+                     *           "id": "aud_01m8jgs6bwqy52kqd894fjsx7j",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-28T21:48:40.221Z",
+                     *           "created_at": "2026-11-29T02:05:12.444Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m8j23dm6q1esg11zcmky2egp",
+                     *             "id": "key_01m8jgs1es18gbaaj2anvee6c5",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -17615,9 +17617,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m8j23etqemwbwt8rez9aqy99",
-                     *           "prev_hash": "38f76ec730ca4d55fb1d5b031dda24c0b56586e544d205df6f856d4955820f81",
-                     *           "hash": "2f4ccbc98da3a7327d40ebef178f15797ad98d630a4d4b2c6b5a8d5bcd5d3b9c"
+                     *           "request_id": "req_01m8jgs69zccqak52vfnkc1znw",
+                     *           "prev_hash": "027be46ccbb1e76196b763223f1aa143e94ba022bae50e40db34521d75bca9b3",
+                     *           "hash": "55356beb88ee623388bd4637262f14c8312a6ef2bcd6f26cd59e92d2df996b23"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -17662,12 +17664,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m8j23esbfazxfpn8g50vn5bj",
+                     *       "id": "aud_01m8jgs67cry9yr9qeac6q2nb2",
                      *       "seq": 25,
-                     *       "created_at": "2026-11-28T21:48:40.107Z",
+                     *       "created_at": "2026-11-29T02:05:12.300Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m8j23dmfkcd8vntd9yx95zy5",
+                     *         "id": "usr_01m8jgs1fvw5zq359kayh1p94f",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -17675,13 +17677,13 @@ export interface operations {
                      *       "code": "QST001I",
                      *       "target": {
                      *         "type": "question",
-                     *         "id": "qst_01m8j23es9mppa2hnvt9r5vm2a"
+                     *         "id": "qst_01m8jgs66zjx4xsa074xaneenm"
                      *       },
                      *       "severity": "info",
                      *       "detail": "kept",
-                     *       "request_id": "req_01m8j23es78w21e4nn8v01ngr2",
-                     *       "prev_hash": "dd9898b0901f03f02c5b353c6e08ed409b0de6026a76cc5bbe359f04b95b124e",
-                     *       "hash": "38f76ec730ca4d55fb1d5b031dda24c0b56586e544d205df6f856d4955820f81"
+                     *       "request_id": "req_01m8jgs66xm79x6r9e41tc97e4",
+                     *       "prev_hash": "21f98e5c71e6a25551a541ecb7f50ecc2b0dcfa74c99a92ba862693016c58e01",
+                     *       "hash": "027be46ccbb1e76196b763223f1aa143e94ba022bae50e40db34521d75bca9b3"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -17787,21 +17789,21 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8j23j7sqkz9jtmevtpn33dp",
+                     *       "package_id": "pkg_01m8jgscqzjtqdtzne6grfqas8",
                      *       "purpose": "x",
                      *       "chain": "forensics",
-                     *       "from": "2026-10-28T21:48:43.641Z",
-                     *       "to": "2026-11-28T21:48:43.641Z",
+                     *       "from": "2026-10-29T02:05:18.975Z",
+                     *       "to": "2026-11-29T02:05:18.975Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:e0dba1bfc5ee0e50e80b5fbada333cbc396babc3da12922194a6b66d9e0f4b6c",
-                     *       "public_key_fingerprint": "sha256:5dc4400b27daf6029b39fae34998c072debddf034bf24092cbe676787730543a",
+                     *       "package_hash": "sha256:88bc5513db60529fb4ed196b8300ee4d17c8d1d03bc77b5eb02dd14f95784f0e",
+                     *       "public_key_fingerprint": "sha256:178708fd980f659eb933f5442c0a162aee2537917e93ca9dcdffe2fa676b66f1",
                      *       "size": 57344,
-                     *       "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
-                     *       "created_at": "2026-11-28T21:48:43.641Z"
+                     *       "created_by": "usr_01m8jgs1fvw5zq359kayh1p94f",
+                     *       "created_at": "2026-11-29T02:05:18.975Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -17902,21 +17904,21 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m8j23efxxpk1h75yxy9hn91g",
+                     *           "package_id": "pkg_01m8jgs5705cmjrz0f3ztzeh7c",
                      *           "purpose": "audit",
                      *           "chain": "forensics",
-                     *           "from": "2026-10-28T21:48:39.805Z",
-                     *           "to": "2026-11-28T21:48:39.805Z",
+                     *           "from": "2026-10-29T02:05:11.264Z",
+                     *           "to": "2026-11-29T02:05:11.264Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:79d205e8412391a696d7ee01730129474b4fd692e8720ea7db76b0abc50ba09b",
-                     *           "public_key_fingerprint": "sha256:5dc4400b27daf6029b39fae34998c072debddf034bf24092cbe676787730543a",
+                     *           "package_hash": "sha256:69fabf157868a6b40610eb6b65b73a36883b145ad5ba6632b0f9736386115b41",
+                     *           "public_key_fingerprint": "sha256:178708fd980f659eb933f5442c0a162aee2537917e93ca9dcdffe2fa676b66f1",
                      *           "size": 47104,
-                     *           "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
-                     *           "created_at": "2026-11-28T21:48:39.805Z"
+                     *           "created_by": "usr_01m8jgs1fvw5zq359kayh1p94f",
+                     *           "created_at": "2026-11-29T02:05:11.264Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -17962,31 +17964,31 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8j23efxxpk1h75yxy9hn91g",
+                     *       "package_id": "pkg_01m8jgs5705cmjrz0f3ztzeh7c",
                      *       "purpose": "audit",
                      *       "chain": "forensics",
-                     *       "from": "2026-10-28T21:48:39.805Z",
-                     *       "to": "2026-11-28T21:48:39.805Z",
+                     *       "from": "2026-10-29T02:05:11.264Z",
+                     *       "to": "2026-11-29T02:05:11.264Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:79d205e8412391a696d7ee01730129474b4fd692e8720ea7db76b0abc50ba09b",
-                     *       "public_key_fingerprint": "sha256:5dc4400b27daf6029b39fae34998c072debddf034bf24092cbe676787730543a",
+                     *       "package_hash": "sha256:69fabf157868a6b40610eb6b65b73a36883b145ad5ba6632b0f9736386115b41",
+                     *       "public_key_fingerprint": "sha256:178708fd980f659eb933f5442c0a162aee2537917e93ca9dcdffe2fa676b66f1",
                      *       "size": 47104,
-                     *       "created_by": "usr_01m8j23dmfkcd8vntd9yx95zy5",
-                     *       "created_at": "2026-11-28T21:48:39.805Z",
+                     *       "created_by": "usr_01m8jgs1fvw5zq359kayh1p94f",
+                     *       "created_at": "2026-11-29T02:05:11.264Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
                      *           "size": 848,
-                     *           "sha256": "29b5fbc10b02b4c6f63ad8a62a4a5758ccec14ccf1cbc9ffd0a6514055311fe5"
+                     *           "sha256": "341cdfb95cb070c415bd49a0ee06f48ed85145926a956fc7e93b79251149bc90"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
                      *           "size": 848,
-                     *           "sha256": "26f003a85bac945599533a5bfcf04d3d0156ffd46a97bd7eeadb0fc77789a22e"
+                     *           "sha256": "e7b0e5f53a992f92583274fe60f452d67fb71227fb5f383ea169db9288f17086"
                      *         }
                      *       ]
                      *     }
@@ -18400,7 +18402,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m8j23e8yh26d3sj8gedgsdzh",
+                     *       "id": "esc_01m8jgs4dktyg2qgs99nny16bx",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -18477,7 +18479,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_33vap17",
+                     *       "id": "dlv_39cxnxa",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -19077,8 +19079,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "fSglnCBQAsSLX0YU7wo2gB8zLUbrEgsGTrOW2fFj18U",
-                     *           "kid": "YHGBjwqoLtc7xCsgT3uD4KNDAFV2y7WC1bI_8ivf0JE",
+                     *           "x": "vohGrzskwZbjvZUpzxUHLzdOqxdg93V-nsh3cheEGJI",
+                     *           "kid": "nEBz3ITLurAuEx2bjy7095vx7zxhdbCYk1RPfjRgNI0",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -19282,12 +19284,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "25b9991c1537339a3103207cc20e918234c0f403ad01fd0619fd47e11ef4f89b"
+                     *         "hash": "d033fc177588c8f125e694db69ecf739bbc7500fd0bdf31bb859d085dcd7fba7"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "977e483757dc469c19e3954a97cd996b51499caec8485d7c1fe94f0b8b7387bd",
-                     *         "created_at": "2026-11-28T21:48:39.925Z"
+                     *         "hash": "e0c9f7765bdd6796f3353e21b4b866e2842f5af346f9e395f52e18cb327f9074",
+                     *         "created_at": "2026-11-29T02:05:11.498Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -19329,12 +19331,12 @@ export interface operations {
                      *       "records_checked": 28,
                      *       "head": {
                      *         "seq": 28,
-                     *         "hash": "a3b60a0ef3f5057eb29b8170b443d4de63347568a5be0de7231ea36e00ba938b"
+                     *         "hash": "282aac3d9fc8a26c78f382f0286c0ec227cefcfdb4fa20613195ba490c91b2ec"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 17,
-                     *         "hash": "b8a709b1110bad1adc4edf23700f02a9ee93644617e5405d02e4aa11aa3c0321",
-                     *         "created_at": "2026-11-28T21:48:39.946Z"
+                     *         "hash": "612ad4257c0fce2a9e331dc7570daa177b8001fc23271506b81486627f7fb544",
+                     *         "created_at": "2026-11-29T02:05:11.538Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
