@@ -155,6 +155,13 @@ const SignInRule = z.strictObject({
   client_id: z.string().min(1).max(1000).optional(),
 });
 
+/** Where the upstream may send agents. */
+const Origin = httpUrl
+  .refine((text) => !URL.canParse(text) || `${new URL(text).origin}/` === new URL(text).href, {
+    error: 'must be an origin, such as https://files.example.com',
+  })
+  .transform((text) => new URL(text).origin);
+
 const common = {
   path: z
     .string()
@@ -173,6 +180,7 @@ const HttpRoute = z.strictObject({
   action_type: z.string().min(1).max(64).default('api_call'),
   decide_on_headers: z.array(PlainHeader).max(20).default([]),
   opaque_bodies: z.boolean().default(false),
+  redirects_to: z.array(Origin).max(20).default([]),
 });
 const McpRoute = z.strictObject({
   ...common,

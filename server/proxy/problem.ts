@@ -33,6 +33,7 @@ const TITLES: ReadonlyMap<string, string> = new Map([
   ['ESCROW_HELD', 'The action is held'],
   ['MASKING_FAILED', 'What must be masked cannot be'],
   ['UPSTREAM_FAILED', 'The upstream failed'],
+  ['UPSTREAM_REDIRECT', 'The upstream redirects to where its route does not lead'],
   ['UPSTREAM_SIGN_IN', 'The proxy is not signed in at the upstream'],
   ['UPSTREAM_TIMEOUT', 'The upstream did not answer in time'],
   // and those in which it refers to itself

@@ -11,6 +11,7 @@ import type { Agent } from './agents.ts';
 import type { HttpRoute, ProxyConfig } from './config.ts';
 import type { Cut, Done, OnCut } from './decide.ts';
 import { Refusal } from './problem.ts';
+import { redirectTarget, refreshTarget } from './redirects.ts';
 import {
   type CodingError,
   collect,
@@ -249,12 +250,26 @@ export class Upstreams {
     try {
       const upstream = await this.#signedIn(forwarding);
       const status = upstream.statusCode ?? 502;
+      const succeeded = status >= 200 && status < 300;
+      const headers = this.#answerHeaders(upstream, call, forwarding.url);
+      if (!headers) {
+        upstream.destroy();
+        note(`HTTP ${status}, withheld: it redirects elsewhere`, { succeeded });
+        this.#log.warn(
+          { path: route.path, upstream: forwarding.url.host },
+          'the upstream redirects to an origin that is not in `redirects_to` of its route',
+        );
+        throw new Refusal(
+          502,
+          'UPSTREAM_REDIRECT',
+          `the upstream answered ${status} with a redirect to where the route does not lead; the answer is withheld`,
+        );
+      }
       if (masks.length > 0) {
-        await this.#answerMasked(upstream, forwarding, note);
+        await this.#answerMasked(upstream, headers, forwarding, note);
         return;
       }
       clearTimeout(timer);
-      const succeeded = status >= 200 && status < 300;
       if (succeeded && call.reads && isReadable(upstream)) {
         // read to the end before the client has it, so that its next call is decided on it
         gather(upstream, (value) => note(`HTTP ${status}`, { succeeded, value }));
@@ -263,10 +278,7 @@ export class Upstreams {
         setImmediate(note, `HTTP ${status}`, { succeeded });
       }
       const length = upstream.headers['content-length'];
-      response.writeHead(
-        status,
-        forwarding.said.concat(this.#answerHeaders(upstream, call, forwarding.url)) as string[],
-      );
+      response.writeHead(status, forwarding.said.concat(headers) as string[]);
       // a stream's head must not wait for its first part; if the length is known, head and body go in one write
       if (length === undefined) {
         response.flushHeaders();
@@ -408,39 +420,43 @@ export class Upstreams {
     }
   }
 
-  #answerHeaders(upstream: IncomingMessage, { route, rest, request }: Call, url: URL): Headers {
-    const { connection, location } = upstream.headers;
+  /** The headers of the response; undefined if they redirect the client to where the route does not lead. */
+  #answerHeaders(upstream: IncomingMessage, { route, rest, request }: Call, url: URL): Headers | undefined {
+    const { connection } = upstream.headers;
     const named = connection === undefined ? NONE : connectionOptions(connection);
     const headers: Headers = [];
+    let location: string | undefined;
+    let refresh: string | undefined;
     for (const [name, value] of Object.entries(upstream.headers)) {
       if (value === undefined || !isAnswered(name) || named.includes(name)) continue;
-      if (name === 'location' || (route.sign_in && name === 'www-authenticate')) continue;
-      headers.push(name, value);
+      if (route.sign_in && name === 'www-authenticate') continue;
+      if (name === 'location') location = String(value);
+      else if (name === 'refresh') refresh = String(value);
+      else headers.push(name, value);
     }
-    if (location === undefined) return headers;
-    let rewritten: string | undefined;
-    if (URL.canParse(location, url.href)) {
-      // within the upstream: rewritten to the proxy's path, or the agent would bypass the proxy
-      const to = new URL(location, url.href);
-      const base = new URL(route.to);
-      const within = base.pathname.replace(/\/$/, '');
-      const { path } = readTarget(request.url ?? '');
-      const prefix = path.slice(0, path.length - rest.length);
-      if (to.origin === base.origin && (to.pathname === within || to.pathname.startsWith(`${within}/`))) {
-        rewritten = `${prefix}${to.pathname.slice(within.length)}${to.search}${to.hash}`;
-      }
+    if (location === undefined && refresh === undefined) return headers;
+    const { path } = readTarget(request.url ?? '');
+    const answered = { route, url, prefix: path.slice(0, path.length - rest.length) };
+    if (location !== undefined) {
+      const target = redirectTarget(location, answered);
+      if (target !== undefined) headers.push('location', target);
+      else if (isRedirect(upstream)) return undefined;
+      // no client follows it by itself, and what was asked is done: the answer goes without it
     }
-    if (!named.includes('location')) headers.push('location', rewritten ?? location);
+    if (refresh !== undefined) {
+      const target = refreshTarget(refresh, answered);
+      if (target === undefined) return undefined;
+      headers.push('refresh', target);
+    }
     return headers;
   }
 
   /** The response with its masks applied, or nothing: what cannot be masked is not shown. */
-  async #answerMasked(upstream: IncomingMessage, forwarding: Forwarding, note: Done) {
-    const { call, url, masks } = forwarding;
+  async #answerMasked(upstream: IncomingMessage, all: Headers, forwarding: Forwarding, note: Done) {
+    const { call, masks } = forwarding;
     const { response, method } = call;
     const status = upstream.statusCode ?? 502;
     const succeeded = status >= 200 && status < 300;
-    const all = this.#answerHeaders(upstream, call, url);
     const headers = forwarding.said.concat(without(all, [...BODY_HEADERS, 'content-length', 'content-range']));
     const withhold = (why: string) => {
       upstream.destroy();
@@ -482,6 +498,11 @@ export class Upstreams {
 }
 
 const BROKE_OFF = 'the upstream broke off before its answer: whether it did what was asked is not known';
+
+/** Whether clients take its `Location` as the place to go on at. */
+function isRedirect({ statusCode = 0 }: IncomingMessage): boolean {
+  return statusCode >= 300 && statusCode < 400;
+}
 
 /** Whether the response could be JSON to read facts from. */
 function isReadable({ headers }: IncomingMessage): boolean {

@@ -146,6 +146,11 @@ describe('the route table', () => {
       /credentials go into headers/,
     ],
     ['a query in the address', { routes: [{ path: '/x', to: 'http://a.test/?x=1' }] }, /has a query/],
+    [
+      'a redirect to more than an origin',
+      { routes: [{ path: '/x', to: 'http://a.test', redirects_to: ['http://b.test/x'] }] },
+      /redirects_to.0: must be an origin/,
+    ],
     ['a header of the proxy', { routes: [{ path: '/x', to: 'http://a.test', headers: { Host: 'b' } }] }, /own/],
     [
       'a header that has Node send a request before its body',
