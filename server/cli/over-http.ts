@@ -14,7 +14,7 @@ async function remote({ url }: { url: string | undefined }) {
 }
 
 const stopCommands = stopCommandsOf({
-  flags: { url: { ...REMOTE_FLAGS.url, help: 'address of the control plane; default: SVC_URL' } },
+  flags: { url: REMOTE_FLAGS.url },
   example: '',
   more: ['', `${KEY} A person lifts the stop, in the dashboard.`],
   create: async (flags, { kind, target, ...request }, wait) => {

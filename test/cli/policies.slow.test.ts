@@ -1,9 +1,12 @@
 import { mkdirSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { createServer } from 'node:http';
+import type { AddressInfo } from 'node:net';
 import path from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import type { CedarTest } from '../../server/cli/policy/cedar.ts';
 import { CedarHost } from '../../server/policy/language/host.ts';
 import { deploy } from '../helpers/api.ts';
+import { atEnd } from '../helpers/cleanups.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 import { audienceOf, GITHUB_RUN, TokenIssuer, trust } from '../helpers/token-issuer.ts';
 import { svcHere, temporaryDirectory } from './svc.ts';
@@ -255,10 +258,29 @@ describe('a folder and a server', () => {
     );
   });
 
-  test('a file under review cannot say where a key is sent', async () => {
-    const dir = folder({ 'a.cedar': SMALL, 'svc.yaml': `url: ${server.url}\n` });
+  test('a file under review cannot say where a credential is sent', async () => {
+    const sent: string[] = [];
+    const elsewhere = createServer(async (request, response) => {
+      sent.push(request.url!);
+      for await (const part of request) sent.push(String(part));
+      response.setHeader('content-type', 'application/json').end('{"value":"x","access_token":"x"}');
+    });
+    await new Promise<void>((resolve) => elsewhere.listen(0, '127.0.0.1', resolve));
+    atEnd(() => void elsewhere.close());
+    const url = `http://127.0.0.1:${(elsewhere.address() as AddressInfo).port}`;
     const { SVC_TOKEN } = env as { SVC_TOKEN: string };
-    expect((await svcHere(1, { SVC_TOKEN }, 'policy', 'plan', dir)).stderr).toContain('with SVC_TOKEN, use --url');
+    const github = { ACTIONS_ID_TOKEN_REQUEST_URL: `${url}/token?x=1`, ACTIONS_ID_TOKEN_REQUEST_TOKEN: 'run-token' };
+    for (const file of [`url: ${url}\ntenant: x\n`, 'tenant: x\n']) {
+      const dir = folder({ 'a.cedar': SMALL, 'svc.yaml': file });
+      for (const credential of [{ SVC_TOKEN }, { SVC_OIDC_TOKEN: 'of-the-run' }, github]) {
+        for (const command of 'SVC_TOKEN' in credential ? ['plan', 'push'] : ['plan', 'push', 'login']) {
+          const code = file.startsWith('url') || command === 'plan' ? 1 : 2;
+          const { stderr } = await svcHere(code, { ...credential, SVC_URL: '' }, 'policy', command, dir);
+          expect(stderr).toContain(file.startsWith('url') ? 'url' : 'set SVC_URL, or use --url');
+        }
+      }
+    }
+    expect(sent).toEqual([]);
   });
 
   test('what a policy says cannot leave its place in a comment', async () => {

@@ -19,9 +19,8 @@ const Lock = z.strictObject({ policies: z.record(z.string(), Known) });
 export type Known = z.infer<typeof Known>;
 
 const names = z.array(z.string().max(64)).max(100);
-/** `svc.yaml`: the server and tenant that the folder belongs to, and what tests without a server need to know. */
+/** `svc.yaml`: the tenant that the folder belongs to, and what tests without a server need to know. */
 const Settings = z.strictObject({
-  url: z.string().max(500).optional(),
   tenant: z.string().max(200).optional(),
   prune: z.boolean().default(false),
   action_types: z.strictObject({ read: names.optional(), write: names.optional() }).default({}),

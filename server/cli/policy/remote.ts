@@ -90,7 +90,7 @@ async function send<T>(base: string, line: string, init: RequestInit): Promise<T
 }
 
 export const REMOTE_FLAGS = {
-  url: { value: 'URL', help: 'address of the control plane; default: SVC_URL, or url in svc.yaml' },
+  url: { value: 'URL', help: 'address of the control plane; default: SVC_URL' },
   tenant: { value: 'ID', help: 'id of the tenant, to sign in with a token of a pipeline; default: tenant in svc.yaml' },
   audience: {
     value: 'TEXT',
@@ -112,16 +112,14 @@ export const SIGNING_IN = [
 /** Signs in with what the environment provides. CommandError if it provides nothing, or if the server does not accept it. */
 export async function connect(
   flags: RemoteFlags,
-  settings: Pick<FolderSettings, 'url' | 'tenant'>,
+  settings: Pick<FolderSettings, 'tenant'>,
   scopes: readonly WorkloadScope[],
   env: Environment = process.env,
 ): Promise<Remote> {
   const key = env.SVC_TOKEN;
-  // INVARIANT: a file under review must not decide where a key is sent
-  const url = flags.url ?? env.SVC_URL ?? (key ? undefined : settings.url);
-  if (url === undefined) {
-    throw new UsageError(`the address of the server is missing: ${key ? 'with SVC_TOKEN, ' : ''}use --url or SVC_URL`);
-  }
+  // INVARIANT: only whoever sets up the run says where its credential is sent, never a file under review
+  const url = flags.url ?? env.SVC_URL;
+  if (!url) throw new UsageError('the address of the server is missing: set SVC_URL, or use --url');
   const base = addressOf(url);
   if (key) return new Remote(base, key);
   return new Remote(base, await exchange(base, flags, settings, scopes, env));
@@ -140,7 +138,7 @@ function addressOf(text: string): string {
 async function exchange(
   base: string,
   { tenant = undefined, audience = undefined }: Partial<RemoteFlags>,
-  settings: Pick<FolderSettings, 'url' | 'tenant'>,
+  settings: Pick<FolderSettings, 'tenant'>,
   scopes: readonly WorkloadScope[],
   env: Environment,
 ): Promise<string> {
