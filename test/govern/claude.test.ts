@@ -152,4 +152,91 @@ describe('Claude Agent SDK', () => {
     expect(failed.ended).toBe('The tool failed; a policy masks what it said.');
     expect(JSON.stringify(failed)).not.toContain(SECRET);
   });
+
+  describe('a tool whose name may be of several servers', () => {
+    /** What the control plane was asked about, and the decision on the call. */
+    async function asked(tool_name: string, servers?: string[]) {
+      const desk = await open();
+      const questions: unknown[] = [];
+      const watched: typeof fetch = async (input, init) => {
+        const { tool_server, tool_name: tool } = (await (input as Request).clone().json()) as Record<string, string>;
+        questions.push([tool_server, tool]);
+        return fetch(input, init);
+      };
+      const svc = govern({ ...desk.options, fetch: watched }, servers && { servers });
+      const { PreToolUse } = svc.hooks();
+      const input = { ...BASE, hook_event_name: 'PreToolUse', tool_name, tool_use_id: 'toolu_6', tool_input: {} };
+      const { hookSpecificOutput: output } = await PreToolUse[0]!.hooks[0]!(input, 'toolu_6', { signal });
+      const settling = { session_id: 's', deferred_tool_use: { id: 'toolu_7', name: tool_name, input: {} } };
+      const reason = output?.hookEventName === 'PreToolUse' ? output.permissionDecisionReason : undefined;
+      if (reason === IN_DOUBT) expect(await svc.settled(settling)).toMatchObject({ approved: false });
+      return questions[0] ?? reason;
+    }
+    const IN_DOUBT = 'Denied: the name of the tool does not tell which server it belongs to.';
+
+    test('is denied', async () => {
+      for (const name of ['mcp__files__evil__read', 'mcp__a___b', 'mcp__files', 'mcp____read', 'mcp__files__']) {
+        expect(await asked(name), name).toBe(IN_DOUBT);
+      }
+      expect(await asked('mcp__files__read')).toEqual(['files', 'read']);
+      expect(await asked('mcp__my_files__read_file')).toEqual(['my_files', 'read_file']);
+    });
+
+    test('is that of the configured server, if there is only one', async () => {
+      expect(await asked('mcp__acme__prod__drop', ['acme__prod', 'files'])).toEqual(['acme__prod', 'drop']);
+      expect(await asked('mcp__my_files__read', ['my files'])).toEqual(['my files', 'read']);
+      expect(await asked('mcp__files__evil__read', ['files'])).toEqual(['files', 'evil__read']);
+      for (const servers of [['acme', 'acme__prod'], ['acme prod', 'acme.prod'], ['files'], []]) {
+        expect(await asked('mcp__acme__prod__drop', servers), servers.join()).toBe(IN_DOUBT);
+      }
+      expect(await asked('mcp__a_b__drop', ['a b', 'a.b'])).toBe(IN_DOUBT);
+      expect(await asked('mcp__other__drop', ['files'])).toBe(IN_DOUBT);
+    });
+  });
+
+  describe('the answer of a call whose permit is lost', () => {
+    const card = { tool_name: 'mcp__desk__card', tool_input: {} };
+    const tool_response = [{ type: 'text', text: `{"card":{"number":"${SECRET}"}}` }];
+    async function session() {
+      const { hooks } = claudeCode(await open());
+      const run = (event: keyof typeof hooks, more: object, id?: string) =>
+        hooks[event][0]!.hooks[0]!({ ...BASE, hook_event_name: event, ...more }, id, { signal });
+      return { asks: run.bind(null, 'PreToolUse'), shows: run.bind(null, 'PostToolUse'), run };
+    }
+
+    test('is withheld where a mask may apply: without an id, with the id of another call, and where it was never asked', async () => {
+      const { asks, shows, run } = await session();
+      await asks(card);
+      for (const form of [tool_response, { content: tool_response }, SECRET]) {
+        const shown = JSON.stringify(await shows({ ...card, tool_response: form }));
+        expect(shown).toContain('It was done, but the answer is withheld');
+        expect(shown).not.toContain(SECRET);
+      }
+      await asks({ ...card, tool_use_id: 'toolu_1' });
+      await asks({ ...card, tool_name: 'mcp__desk__read', tool_use_id: 'toolu_1' });
+      for (let n = 0; n < 2; n++) {
+        expect(JSON.stringify(await shows({ ...card, tool_use_id: 'toolu_1', tool_response }))).not.toContain(SECRET);
+      }
+      expect(JSON.stringify(await shows({ ...card, tool_use_id: 'toolu_9', tool_response }))).toContain('withheld');
+      const failure = { ...card, tool_use_id: 'toolu_9', error: SECRET };
+      expect(await run('PostToolUseFailure', failure)).toMatchObject({ continue: false });
+      // of which no masked call is made
+      expect(await shows({ ...card, tool_name: 'Bash', tool_use_id: 'toolu_9', tool_response })).toEqual({});
+    });
+
+    test('is shown where no mask has applied to any call', async () => {
+      const { asks, shows, run } = await session();
+      await asks({ ...card, tool_name: 'mcp__desk__read' });
+      expect(await shows({ ...card, tool_name: 'mcp__desk__read', tool_response })).toEqual({});
+      expect(await run('PostToolUseFailure', { ...card, error: 'x' })).toEqual({});
+    });
+
+    test('is not lost where the hook alone is told the id', async () => {
+      const { asks, shows } = await session();
+      await asks(card, 'toolu_1');
+      const shown = JSON.stringify(await shows({ ...card, tool_response }, 'toolu_1'));
+      expect(shown).toContain('[masked]');
+      expect(shown).not.toContain('withheld');
+    });
+  });
 });

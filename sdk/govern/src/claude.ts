@@ -1,5 +1,5 @@
 import { type GovernOptions, Governor, type Permit, type Settled } from './governor.ts';
-import { FAILED, refusal } from './words.ts';
+import { FAILED, LOST, refusal } from './words.ts';
 
 export interface ClaudeOptions {
   /**
@@ -10,6 +10,11 @@ export interface ClaudeOptions {
   onHold?: 'deny' | 'defer';
   /** How long the hooks may take, in seconds. */
   timeout?: number;
+  /**
+   * The names of the MCP servers, as they are configured. Calls of others are denied. Without it, a server is what a tool's name
+   * says, and names that may be those of several servers are denied.
+   */
+  servers?: readonly string[];
 }
 
 /**
@@ -21,10 +26,12 @@ export interface ClaudeOptions {
  * The hooks only narrow: what the control plane permits is still subject to the permissions of the session. A hook that fails
  * blocks the call.
  */
-export function govern(from: GovernOptions | Governor, { onHold = 'deny', timeout = 60 }: ClaudeOptions = {}) {
+export function govern(from: GovernOptions | Governor, { onHold = 'deny', timeout = 60, servers }: ClaudeOptions = {}) {
   const governor = from instanceof Governor ? from : new Governor(from);
-  /** The permitted calls that have not ended. */
-  const running = new Map<string, Permit>();
+  /** The permitted calls that have not ended. `mixed`: two with the same id, so whose an answer is cannot be told. */
+  const running = new Map<string, Permit | 'mixed'>();
+  /** Whether a mask has applied to any call so far. If not, none applies to a call whose permit is lost. */
+  let masks = false;
 
   /** INVARIANT: it responds within its time, with a denial if anything fails: a hook that does not might be ignored. */
   async function before(input: HookInput, id: string | undefined, { signal }: HookOptions): Promise<HookOutput> {
@@ -39,19 +46,23 @@ export function govern(from: GovernOptions | Governor, { onHold = 'deny', timeou
     }
   }
 
-  async function ask(input: HookInput, _id: string | undefined, { signal }: HookOptions): Promise<HookOutput> {
-    const { tool_name = '', tool_input: args, tool_use_id: id = '', session_id: session } = input;
-    const permit = await governor.permit({ ...named(tool_name), args, id, session, signal });
+  async function ask(input: HookInput, given: string | undefined, { signal }: HookOptions): Promise<HookOutput> {
+    const { tool_name = '', tool_input: args, tool_use_id: id = given ?? '', session_id: session } = input;
+    const name = named(tool_name, servers);
+    if (!name) return decided({ permissionDecision: 'deny', permissionDecisionReason: `Denied: ${IN_DOUBT}.` });
+    const permit = await governor.permit({ ...name, args, id, session, signal });
     if (permit.decision === 'hold' && onHold === 'defer') return decided({ permissionDecision: 'defer' });
     if (permit.decision !== 'allow') {
       return decided({ permissionDecision: 'deny', permissionDecisionReason: refusal(permit) });
     }
-    if (permit.masked && !tool_name.startsWith('mcp__')) {
+    if (permit.masked && !tool_name.startsWith(MCP)) {
       await permit.failed(undefined);
       // Claude Code shows the response of its own tools unmodified if the replacement does not have the same form
       return decided({ permissionDecision: 'deny', permissionDecisionReason: UNMASKABLE });
     }
-    running.set(`${session} ${id}`, permit);
+    masks ||= permit.masked;
+    const key = keyOf(input, given);
+    if (key !== undefined) running.set(key, running.has(key) ? 'mixed' : permit);
     // calls denied by the permissions of the session never end
     for (const oldest of running.keys()) if (running.size > MOST_RUNNING) running.delete(oldest);
     // the input is replaced only if it is allowed
@@ -60,26 +71,32 @@ export function govern(from: GovernOptions | Governor, { onHold = 'deny', timeou
       : {};
   }
 
-  async function after(input: HookInput): Promise<HookOutput> {
-    const permit = taken(input);
-    if (!permit) return {};
-    const answer = await permit.succeeded(input.tool_response);
-    if (!permit.masked) return {};
+  async function after(input: HookInput, given: string | undefined): Promise<HookOutput> {
+    const permit = taken(input, given);
+    const answer = permit ? await permit.succeeded(input.tool_response) : withheld(input.tool_response);
+    if (!(permit ? permit.masked : mayBeMasked(input))) return {};
     return { hookSpecificOutput: { hookEventName: 'PostToolUse', updatedToolOutput: answer } };
   }
 
-  async function afterFailure(input: HookInput): Promise<HookOutput> {
-    const permit = taken(input);
+  async function afterFailure(input: HookInput, given: string | undefined): Promise<HookOutput> {
+    const permit = taken(input, given);
     await permit?.failed(undefined);
     // the message of a failed tool cannot be replaced: the run ends so that the model does not see it
-    return permit?.masked ? { continue: false, stopReason: FAILED } : {};
+    return (permit ? permit.masked : mayBeMasked(input)) ? { continue: false, stopReason: FAILED } : {};
   }
 
-  function taken({ session_id, tool_use_id }: HookInput): Permit | undefined {
-    const name = `${session_id} ${tool_use_id}`;
-    const permit = running.get(name);
-    running.delete(name);
-    return permit;
+  /** The permit of a call that has ended; undefined if it is lost. */
+  function taken(input: HookInput, given: string | undefined): Permit | undefined {
+    const key = keyOf(input, given);
+    if (key === undefined) return undefined;
+    const permit = running.get(key);
+    running.delete(key);
+    return permit === 'mixed' ? undefined : permit;
+  }
+
+  /** Whether a mask may apply to the answer of a call whose permit is lost. Masked calls are made of MCP tools only. */
+  function mayBeMasked({ tool_name = MCP }: HookInput): boolean {
+    return masks && tool_name.startsWith(MCP);
   }
 
   const matcher = (hook: Hook) => [{ hooks: [hook], timeout, onFailure: 'block' as const }];
@@ -99,7 +116,9 @@ export function govern(from: GovernOptions | Governor, { onHold = 'deny', timeou
     ): Promise<Settled> {
       if (!deferred_tool_use) throw new TypeError('the run was not deferred');
       const { id, name, input: args } = deferred_tool_use;
-      return governor.settled({ ...named(name), args, id, session: session_id }, options.signal);
+      const call = named(name, servers);
+      if (!call) return Promise.resolve({ approved: false, reason: IN_DOUBT });
+      return governor.settled({ ...call, args, id, session: session_id }, options.signal);
     },
   };
 }
@@ -147,10 +166,36 @@ interface HookOutput {
     | { hookEventName: 'PostToolUse'; updatedToolOutput: unknown };
 }
 
-/** The tools of MCP servers are named `mcp__server__tool`. */
-function named(name: string): { tool: string; server?: string } {
-  const [, server, tool] = /^mcp__(.+?)__(.+)$/s.exec(name) ?? [];
-  return server !== undefined && tool !== undefined ? { server, tool } : { tool: name };
+const MCP = 'mcp__';
+const IN_DOUBT = 'the name of the tool does not tell which server it belongs to';
+
+/**
+ * The tools of MCP servers are named `mcp__server__tool`, with `_` for most characters in the name of the server. Whoever names a
+ * server may put `__` in its name, so that it looks like another one. Undefined if it is not certain which one it is.
+ */
+function named(name: string, servers: readonly string[] | undefined): { tool: string; server?: string } | undefined {
+  if (!name.startsWith(MCP)) return { tool: name };
+  const rest = name.slice(MCP.length);
+  const found: { tool: string; server: string }[] = [];
+  for (let at = rest.indexOf('__', 1); at > 0 && at + 2 < rest.length; at = rest.indexOf('__', at + 1)) {
+    const [written, tool] = [rest.slice(0, at), rest.slice(at + 2)];
+    const known = servers?.filter((one) => one.replace(/[^\w-]/g, '_') === written) ?? [written];
+    found.push(...known.map((server) => ({ server, tool })));
+  }
+  return found.length === 1 ? found[0] : undefined;
+}
+
+/** The call, in its session; undefined if it has no id. */
+function keyOf({ session_id, tool_use_id }: HookInput, given: string | undefined): string | undefined {
+  const id = tool_use_id ?? given;
+  return id ? `${session_id} ${id}` : undefined;
+}
+
+/** In the form of the answer, which Claude Code does not replace by another. */
+function withheld(answer: unknown): unknown {
+  if (typeof answer === 'string') return LOST;
+  const content = [{ type: 'text', text: LOST }];
+  return Array.isArray(answer) ? content : { content };
 }
 
 const decided = (decision: Decision): HookOutput => ({

@@ -26,4 +26,5 @@ export function waiting({ id, reason, url }: Hold): string {
 }
 
 export const WITHHELD = 'It was done, but the answer is withheld: a policy masks it, and it is not JSON.';
+export const LOST = 'It was done, but the answer is withheld: a policy may mask it, and it is not known how.';
 export const FAILED = 'The tool failed; a policy masks what it said.';
