@@ -342,6 +342,14 @@ describe('status takes for governed', () => {
     ['control plane', (entry) => (entry.env.SVC_URL = 'https://evil.example')],
     ['settings', (entry) => (entry.env.SVC_PROXY_STALE = 'keep')],
     ['loader', (entry) => (entry.env.NODE_OPTIONS = '--require /tmp/evil.js')],
+    ['loader of OpenSSL', (entry) => (entry.env.OPENSSL_CONF = '/tmp/evil.cnf')],
+    ['trust', (entry) => (entry.env.SSL_CERT_FILE = '/tmp/evil.pem')],
+    ['loader of the system', (entry) => (entry.env.GCONV_PATH = '/tmp/evil')],
+    ['loader in another case', (entry) => (entry.env.node_options = '--require /tmp/evil.js')],
+    ['loader of Python', (entry) => (entry.env.PYTHONPATH = '/tmp/evil')],
+    ['loader of Ruby', (entry) => (entry.env.RUBYOPT = '-r/tmp/evil')],
+    ['loader of Perl', (entry) => (entry.env.PERL5OPT = '-Mevil')],
+    ['loader of Java', (entry) => (entry.env.JAVA_TOOL_OPTIONS = '-javaagent:/tmp/evil.jar')],
     ['type', (entry) => (entry.type = 'http')],
     ['file of its environment', (entry) => (entry.envFile = '/tmp/evil.env')],
   ])('none of which somebody changed the %s; install puts it right', async ([, change]) => {
@@ -357,6 +365,37 @@ describe('status takes for governed', () => {
     expect(await state(at)).toMatchObject({ state: 'governed' });
   });
 
+  test.each(['NODE_OPTIONS', 'OPENSSL_CONF', 'LD_PRELOAD', 'DYLD_INSERT_LIBRARIES'])(
+    'none with %s in its environment, whoever put it there, and install says so',
+    async (name) => {
+      const file = {
+        mcpServers: { a: { ...one, env: { [name]: '/tmp/evil' } }, b: { ...one, env: { PYTHONPATH: '/x' } } },
+      };
+      const at = home({ [CURSOR]: JSON.stringify(file) });
+      const expected = [
+        { server: 'a', state: 'not governed', detail: expect.stringContaining(`${name} in its environment`) },
+        { server: 'b', state: 'governed' },
+      ];
+      expect((await at.run('install', '--json')).outcomes).toMatchObject(expected);
+      expect((await at.run('status', '--json')).outcomes).toMatchObject(expected);
+    },
+  );
+
+  test('none to whose address somebody added a command’s arguments or environment', async () => {
+    const env = { SVC_URL: 'https://evil.example', SVC_PROXY_DIR: '/tmp', NODE_OPTIONS: '--require /tmp/evil.js' };
+    const at = home({
+      [CURSOR]: JSON.stringify({ mcpServers: { a: { url: 'https://a.example', args: ['x'], env } } }),
+    });
+    const before = at.read(CURSOR);
+    await at.run('install');
+    const { a } = at.json(CURSOR).mcpServers;
+    expect(a.args).toContain('--url');
+    expect(a.env).toMatchObject({ SVC_URL: 'https://control.example' });
+    expect(a.env).not.toHaveProperty('NODE_OPTIONS');
+    await at.run('uninstall');
+    expect(at.read(CURSOR)).toBe(before);
+  });
+
   test('one to whose server its owner gave another argument, but none whose program is gone', async () => {
     const at = await installed();
     const file = at.json(CURSOR);
@@ -367,6 +406,39 @@ describe('status takes for governed', () => {
     rmSync(at.script);
     expect(await state(at)).toMatchObject({ state: 'failed', detail: expect.stringContaining('not there any more') });
   });
+});
+
+test('no name can look like another line, or like a command', async () => {
+  const names = [
+    'x\u001b[1A\r\u001b[2Kcursor payments  governed\u001b[8m',
+    'x\ncursor payments  governed',
+    'x\u009b2K',
+    'x\u202edenrevog',
+    'x\u2028y',
+    'payments                  governed',
+    '\u{e0041}',
+    '$(touch /tmp/x)',
+  ];
+  const stdio = Object.fromEntries(names.map((name) => [name, { command: 'one' }]));
+  const http = Object.fromEntries(names.map((name) => [`${name}.`, { url: 'https://a.example/mcp' }]));
+  const at = home({ [CURSOR]: JSON.stringify({ mcpServers: { ...stdio, ...http } }) });
+  const plain = (text: string) => {
+    expect(text).not.toMatch(/[^\n\P{Cc}]|[\p{Cf}\p{Zl}\p{Zp}]/u);
+    expect(text).not.toMatch(/^cursor payments {2}/m);
+    expect(text).not.toMatch(/login (?!NAME)/);
+  };
+  plain((await at.run('install', '--dry-run')).output);
+  for (const mode of ['install', 'status', 'uninstall'] as const) {
+    const { output } = await at.run(mode);
+    plain(output);
+    expect(output.split('\n').filter((line) => line.startsWith('cursor '))).toHaveLength(2 * names.length);
+    plain((await at.run(mode, '--json')).output.replaceAll(/svc-proxy login NAME/g, ''));
+  }
+  const { outcomes } = await at.run('status', '--json');
+  expect(outcomes.map(({ server }: { server: string }) => server)).toEqual([
+    ...Object.keys(stdio),
+    ...Object.keys(http),
+  ]);
 });
 
 test('each server has its own headers, however its name and its place are written', async () => {

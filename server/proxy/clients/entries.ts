@@ -112,8 +112,27 @@ function isWrapped({ args, env }: Record<string, unknown>): boolean {
   return at >= 0 && args[at + 1]?.startsWith('--name=') === true;
 }
 
-/** Variables that make a program run something other than its command says. */
-const LOADERS = /^(?:NODE_|LD_|DYLD_)/;
+/** Variables that make Node.js, or the linker that loads it, run code that is not the proxy's. Windows ignores their case. */
+const PRELOADERS =
+  /^(?:NODE_(?:OPTIONS|PATH|COMPILE_CACHE|REPL_EXTERNAL_MODULE)$|OPENSSL_|LD_|DYLD_|GLIBC_TUNABLES$|GCONV_PATH$|LOCPATH$)/i;
+
+/** Variables that make some program run, or trust, something other than its command says. */
+const LOADERS = new RegExp(
+  [
+    PRELOADERS.source,
+    '^(?:NODE_|SSL_CERT_|SSLKEYLOGFILE$)',
+    '^PYTHON(?:PATH|HOME|STARTUP|USERBASE|PLATLIBDIR|EXECUTABLE|BREAKPOINT|WARNINGS|PYCACHEPREFIX)$',
+    '^(?:RUBYOPT|RUBYLIB|GEM_HOME|GEM_PATH|BUNDLE_GEMFILE|PERL5OPT|PERL5LIB|PERLLIB|PERL5DB)$',
+    '^(?:JAVA_TOOL_OPTIONS|JDK_JAVA_OPTIONS|_JAVA_OPTIONS|CLASSPATH)$',
+    '^(?:BASH_ENV$|npm_config_)',
+  ].join('|'),
+  'i',
+);
+
+/** A variable in the environment of a wrapped entry that may run other code before the proxy; undefined if there is none. */
+export function preloader({ value }: Pick<Entry, 'value'>): string | undefined {
+  return Object.keys(value.env ?? {}).find((name) => PRELOADERS.test(name));
+}
 
 /**
  * What in this entry differs from what `install` wrote and determines what a client starts; undefined if nothing does. The
@@ -152,7 +171,8 @@ export function wrapEntry(
   if (entry.kind === 'http') {
     const address = more.urlFile ? ['--url-file', more.urlFile] : ['--url', urlOf(value)!];
     const args = [...front, ...address, ...(more.headersFile ? ['--headers', more.headersFile] : [])];
-    const { url: _u, serverUrl: _s, httpUrl: _h, headers: _hs, type: _t, ...rest } = value;
+    // nothing of it that would become the proxy's
+    const { url: _u, serverUrl: _s, httpUrl: _h, headers: _hs, type: _t, args: _a, env: _e, ...rest } = value;
     const wrapped = { ...(more.typed && { type: 'stdio' }), command: program.command, args, env: program.env, ...rest };
     return set(text, entry.path, wrapped);
   }

@@ -9,8 +9,17 @@ import { createTwoFilesPatch } from 'diff';
 import { readSecret } from '../../domain/secret.ts';
 import { Failure, UsageError } from '../failure.ts';
 import { writeAtomically } from '../files.ts';
-import { deviation, type Entry, type Program, readEntries, unwrapEntry, urlOf, wrapEntry } from './entries.ts';
-import { holdsSecret, printable } from './printable.ts';
+import {
+  deviation,
+  type Entry,
+  type Program,
+  preloader,
+  readEntries,
+  unwrapEntry,
+  urlOf,
+  wrapEntry,
+} from './entries.ts';
+import { escaped, holdsSecret, isPlainName, printable } from './printable.ts';
 import { CLIENTS, type McpClient, type Place } from './table.ts';
 
 const DEFAULT_URL = 'http://localhost:8080';
@@ -104,10 +113,12 @@ export async function manage(
       });
     }
   }
-  if (values.json) out(`${JSON.stringify({ dir, outcomes }, null, 2)}\n`);
+  // names, and whatever else is from the files, must not look like another line
+  const print = (text: string) => out(text.split('\n').map(escaped).join('\n'));
+  if (values.json) print(`${JSON.stringify({ dir, outcomes }, null, 2)}\n`);
   else {
-    for (const patch of patches) out(patch);
-    out(report(mode, outcomes, dryRun));
+    for (const patch of patches) print(patch);
+    print(report(mode, outcomes, dryRun));
   }
   return outcomes.some(({ state }) => state === 'failed') ? 1 : 0;
 }
@@ -181,6 +192,7 @@ function handle(
       continue;
     }
     const was = text;
+    let wrapped: Entry | undefined;
     try {
       if (entry.wrapped) text = unwrapEntry(text, entry, known);
       const files = secretFiles(dir, client.id, before.target, at);
@@ -193,7 +205,7 @@ function handle(
         const urlFile = url !== undefined && holdsSecret(url) ? files.address : undefined;
         if (urlFile) secrets.push({ file: urlFile, content: `${url}\n` });
         text = wrapEntry(text, plain, program, { typed: client.typed, headersFile, urlFile });
-        const wrapped = readEntries(text, client).find((one) => one.path.join('\0') === at.join('\0')) as Entry;
+        wrapped = readEntries(text, client).find((one) => one.path.join('\0') === at.join('\0')) as Entry;
         // for an entry that was wrapped before, its first original is what counts
         const original = entry.wrapped && known ? known.original : plain.text;
         keeping = [
@@ -212,18 +224,19 @@ function handle(
     }
     if (text !== was) shown.push({ at, ...bothPrintable(entry, text, client, program) });
     const http = entry.kind === 'http' && program !== undefined;
+    const login = `if this server asks to sign in: svc-proxy login ${isPlainName(name) ? name : 'NAME'}`;
     outcomes.push({
       ...said,
-      state: program ? 'governed' : 'not governed',
+      ...(http && { detail: login }),
+      ...(wrapped ? loaded(wrapped) : { state: 'not governed' }),
       changed: text !== was,
-      ...(http && { detail: `if this server asks to sign in: svc-proxy login ${name}` }),
     });
   }
   if (text === before.text) return { outcomes };
   if (dryRun) {
     // nothing else of the file: clients keep more than servers in it
     const patches = shown.map(({ at, from, to }) => {
-      const title = `${before.target} ${at.join('.')}`;
+      const title = JSON.stringify(`${before.target} ${at.join('.')}`);
       return createTwoFilesPatch(title, title, from, to, 'now', 'then', { context: 100 });
     });
     return { outcomes, patch: patches.join('') };
@@ -261,11 +274,19 @@ function standing(entry: Entry, known: Kept | undefined, dir: string): Pick<Outc
   }
   const { command, args } = entry.value as { command: string; args: string[] };
   const missing = [command, args[0]!].find((file) => !existsSync(file));
-  if (missing === undefined) return { state: 'governed' };
+  if (missing === undefined) return loaded(entry);
   return {
     state: 'failed',
     detail: `${missing} is not there any more, so the client cannot start it: run svc-proxy install`,
   };
+}
+
+/** Whether a wrapped entry runs nothing before the proxy. */
+function loaded(entry: Entry): Pick<Outcome, 'state' | 'detail'> {
+  const name = preloader(entry);
+  if (name === undefined) return { state: 'governed' };
+  const detail = `${name} in its environment can run other code before the proxy: take it out, and run svc-proxy install`;
+  return { state: 'not governed', detail };
 }
 
 /** The entry before and after, in printable form. */
@@ -452,7 +473,8 @@ function report(mode: Mode, outcomes: readonly Outcome[], dryRun: boolean): stri
   const lines = outcomes.map(({ client, server, state, changed, detail, file }) => {
     const verb = dryRun ? `would be ${state}` : state;
     const what = mode === 'status' || !changed ? state : verb;
-    return `${`${client}${server === undefined ? '' : ` ${server}`}`.padEnd(34)} ${what}${detail === undefined ? '' : ` (${detail})`}${server === undefined ? `\n  ${file}` : ''}`;
+    const name = server === undefined ? '' : ` ${isPlainName(server) ? server : JSON.stringify(server)}`;
+    return `${`${client}${name}`.padEnd(34)} ${what}${detail === undefined ? '' : ` (${escaped(detail)})`}${server === undefined ? `\n  ${escaped(file)}` : ''}`;
   });
   const changed = outcomes.some((one) => one.changed);
   const next = changed && !dryRun ? '\nRestart these clients: they read their files when they start.\n' : '';

@@ -1,3 +1,18 @@
+/** Characters that a terminal may take for a command, or that change how others look. */
+const UNSAFE = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
+
+/** A line that has text of a file in it, for a terminal: what is not plainly visible is written as JSON would write it. */
+export function escaped(line: string): string {
+  return line.replace(UNSAFE, (found) =>
+    Array.from({ length: found.length }, (_, n) => `\\u${found.charCodeAt(n).toString(16).padStart(4, '0')}`).join(''),
+  );
+}
+
+/** Whether a name from a file can neither be taken for anything else on its line, nor mean anything to a shell. */
+export function isPlainName(name: string): boolean {
+  return /^[\p{L}\p{N}._@/:][\p{L}\p{M}\p{N}._@/:-]*$/u.test(name);
+}
+
 /** Replaces what is not printed. */
 const HIDDEN = '[hidden]';
 
