@@ -42,6 +42,20 @@ async function pipe(strict: boolean) {
   return { input, received, faults, sent: () => sent };
 }
 
+test.each([true, false])('ignores a byte order mark at the start of a line (strict: %s)', async (strict) => {
+  const { input, received, faults } = await pipe(strict);
+  const mark = '\ufeff';
+  input.write(
+    `${mark}{"jsonrpc":"2.0","id":1,"method":"a"}\n${mark}\r\n${mark}\n{"jsonrpc":"2.0","id":2,"method":"b"}\n`,
+  );
+  const bytes = Buffer.from(`${mark}{"jsonrpc":"2.0","id":3,"method":"${mark}c"}\n`);
+  // in parts, as it may arrive
+  for (const at of bytes.keys()) input.write(bytes.subarray(at, at + 1));
+  await until(() => received.length === 3, 'all are there');
+  expect(received.map((one) => 'method' in one && one.method)).toEqual(['a', 'b', `${mark}c`]);
+  expect(faults).toEqual([]);
+});
+
 test('refuses a request that is too long, and goes on', async () => {
   const { input, received, sent } = await pipe(true);
   const long = JSON.stringify({ jsonrpc: '2.0', method: 'a', params: { text: 'x'.repeat(200) }, id: 1 });

@@ -86,7 +86,7 @@ export class Pipe implements Link {
   }
 
   #line(): void {
-    const line = Buffer.concat(this.#parts);
+    const line = withoutMark(Buffer.concat(this.#parts));
     const outline = this.#outline;
     this.#parts = [];
     this.#bytes = 0;
@@ -120,6 +120,11 @@ export class Pipe implements Link {
     if (method) this.send(error).catch((cause) => this.onerror?.(cause));
     else this.onmessage?.(error);
   }
+}
+
+/** Some programs begin what they write with a byte order mark, which a reader of JSON may ignore (RFC 8259 §8.1). */
+function withoutMark(line: Buffer): Buffer {
+  return line[0] === 0xef && line[1] === 0xbb && line[2] === 0xbf ? line.subarray(3) : line;
 }
 
 function readLenient(line: Buffer): unknown {
