@@ -33,6 +33,12 @@ import {
 } from './requests.ts';
 import { type Call, type Credential, type Headers, type Prepared, Upstreams } from './upstream.ts';
 
+/**
+ * Where clients that know OAuth alone look up how to sign in (RFC 9728), before they have any credential. The answer of an
+ * upstream would send them to its own sign-in, with a token that the proxy does not know.
+ */
+const SIGN_IN = '/.well-known/oauth-protected-resource';
+
 /** Serves a request on a route to an MCP server. */
 export type ServeMcp = (
   route: McpRoute | JoinRoute,
@@ -155,6 +161,9 @@ export class HttpFront {
       const { status, type, body } = await page();
       response.writeHead(status, { 'content-type': type, 'cache-control': 'no-store' }).end(body);
       return;
+    }
+    if (path === SIGN_IN || path.startsWith(`${SIGN_IN}/`)) {
+      throw new Refusal(404, 'NOT_FOUND', 'no one can sign in here: send an agent key or a token as a bearer token');
     }
     const { method = '' } = request;
     checkHeaders(request, []);

@@ -17,6 +17,7 @@ const ROUTES = [
   { path: '/api/*', to: world.mcp, tool: 'api', sign_in },
   { path: '/tools/*', mcp: world.mcp, server: 'tools', sign_in },
   { path: '/other/*', to: world.mcp, tool: 'api', sign_in },
+  { path: '/*', to: world.mcp, tool: 'api' },
 ];
 const state = () => path.join(proxy.dir, 'state');
 const env = () => ({ SVC_PROXY_ROUTES: path.join(proxy.dir, 'routes.json'), SVC_PROXY_DIR: state() });
@@ -157,6 +158,19 @@ describe('a route with a sign-in', () => {
     expect(said).toContain('has revoked the tokens');
     await proxy.call(502, 'GET /api/a', clerk.agentKey);
   });
+});
+
+test('a client that can only sign in learns that it cannot, with or without a credential, and not from an upstream', async () => {
+  const seen = world.seen.length;
+  for (const place of ['', '/', '/api', '/tools', '/tools/x?y=1']) {
+    for (const credential of [undefined, 'nonsense', clerk.agentKey]) {
+      const { body, headers } = await proxy.call(404, `GET /.well-known/oauth-protected-resource${place}`, credential);
+      expect(body).toMatchObject({ code: 'NOT_FOUND', status: 404, detail: expect.stringContaining('an agent key') });
+      expect(headers.get('content-type')).toBe('application/problem+json');
+      expect(headers.get('www-authenticate')).toBeNull();
+    }
+  }
+  expect(world.seen).toHaveLength(seen);
 });
 
 test('a sign-in needs https, the only credential of its route, and a route that has one', async () => {
