@@ -49,8 +49,8 @@ address. Both may be of any revision of MCP.
   --others WHAT     what else than tools is asked for (resources, prompts, what the server asks of the client): enforce
                     the policies, or only record what they say; default enforce
 
-Needs SVC_URL, SVC_PROXY_KEY (or _FILE) and SVC_AGENT_KEY (or _FILE); \`svc-proxy --help\` lists all settings. Logs go to
-standard error. Exit codes: 0 the session is over, 1 failed, 2 wrong usage or settings.
+Needs SVC_URL, SVC_PROXY_KEY_FILE and SVC_AGENT_KEY_FILE; \`svc-proxy --help\` lists all settings. The keys may be given
+without _FILE, but a COMMAND can read them there. Logs go to standard error. Exit codes: 0 the session is over, 1 failed, 2 wrong usage or settings.
 `;
 
 /** Package runners and interpreters, whose names say nothing about the server. */

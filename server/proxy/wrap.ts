@@ -32,6 +32,13 @@ export async function wrap(
     throw new ConfigError('Wrong settings:\n  SVC_AGENT_KEY or SVC_AGENT_KEY_FILE: is needed');
   // standard output belongs to the protocol
   const log = createLog(config.logLevel, pino.destination({ dest: 2, sync: true }));
+  const given = ['SVC_PROXY_KEY', 'SVC_AGENT_KEY'].filter((name) => process.env[name]);
+  if (given.length > 0 && servers.some(({ server }) => 'command' in server)) {
+    log.warn(
+      { given },
+      'a wrapped server can read the environment of the proxy, and the keys in it: give them in files (SVC_PROXY_KEY_FILE, SVC_AGENT_KEY_FILE)',
+    );
+  }
   const metered = config.metricsAddress !== undefined || config.metricsFile !== undefined;
   const shown = metered
     ? await (await import('./meters.ts')).showMeters(config, servers.map(({ name }) => name).join(','), log)

@@ -1,6 +1,6 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { request } from 'node:http';
 import path from 'node:path';
 import { createInterface } from 'node:readline';
@@ -10,6 +10,7 @@ import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/
 import type { Transport } from '@modelcontextprotocol/sdk/shared/transport.js';
 import { CreateMessageRequestSchema } from '@modelcontextprotocol/sdk/types.js';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { atEnd } from '../helpers/cleanups.ts';
 import { freePort } from '../helpers/ports.ts';
 import { useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
@@ -254,6 +255,45 @@ describe('a tool server behind `svc-proxy mcp`', () => {
     expect(environment).not.toContain('SVC_');
     expect(environment).not.toContain(world.agentKey);
   });
+
+  test.runIf(process.platform === 'linux')(
+    'reads keys in the environment of the proxy, which says so, and none that are in files',
+    async () => {
+      const own = temporaryDirectory();
+      const keys = { SVC_PROXY_KEY: world.proxyKey, SVC_AGENT_KEY: world.agentKey };
+      const files = Object.entries(keys).map(([name, key]) => {
+        writeFileSync(path.join(own, name), key, { mode: 0o600 });
+        return [`${name}_FILE`, path.join(own, name)];
+      });
+      const { SVC_PROXY_KEY: _, ...env } = world.env;
+      for (const [given, warned] of [
+        [keys, true],
+        [Object.fromEntries(files), false],
+      ] as const) {
+        const seen = path.join(own, `seen-${warned}`);
+        const script = `tr '\\0' '\\n' < /proc/$PPID/environ > ${seen}.part; mv ${seen}.part ${seen}`;
+        const child = spawn(process.execPath, ['server/proxy/main.ts', 'mcp', '--name=x', '--', 'sh', '-c', script], {
+          env: { ...env, ...given, SVC_PROXY_DIR: path.join(own, 'state'), PATH: process.env.PATH! },
+          stdio: ['pipe', 'ignore', 'pipe'],
+        });
+        atEnd(() => void child.kill('SIGKILL'));
+        let said = '';
+        child.stderr.on('data', (data) => {
+          said += data;
+        });
+        const params = { protocolVersion: '2025-11-25', capabilities: {}, clientInfo: { name: 'x', version: '1' } };
+        child.stdin.write(`${JSON.stringify({ jsonrpc: '2.0', id: 1, method: 'initialize', params })}\n`);
+        await until(() => existsSync(seen), 'the server has read the environment');
+        child.kill('SIGKILL');
+        const read = readFileSync(seen, 'utf8');
+        expect(read).toContain('SVC_PROXY_DIR');
+        expect([read.includes(world.proxyKey), read.includes(world.agentKey)]).toEqual([warned, warned]);
+        const warnings = said.split('\n').filter((line) => line.includes('a wrapped server can read'));
+        expect(warnings).toHaveLength(warned ? 1 : 0);
+        expect(said).not.toContain(world.agentKey);
+      }
+    },
+  );
 
   test('masks arguments and answers, and withholds what it cannot mask; tells what a call is worth', async () => {
     const value = ['--value', 'a', '--currency', 'EUR'];
