@@ -1,4 +1,5 @@
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
+import { droppedLines } from './lib/log.ts';
 import type { Counts } from './watch.ts';
 
 /** What the features of this process count and measure. docs/operation.md lists it. */
@@ -81,6 +82,15 @@ export class Metrics {
       labelNames: ['version', 'node'],
       ...this.#to,
     }).set({ version: now.version, node: process.versions.node }, 1);
+    new Counter({
+      name: 'svc_log_dropped_lines_total',
+      help: 'Lines of the log that were dropped because it could not be written',
+      ...this.#to,
+      collect() {
+        this.reset();
+        this.inc(droppedLines());
+      },
+    });
     new Gauge({
       name: 'svc_checkpoints_copied_timestamp_seconds',
       help: 'When the checkpoint files of this process were last copied to another place, as the file "copied" beside them says; 0: never',

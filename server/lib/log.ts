@@ -1,12 +1,16 @@
 import { pino } from 'pino';
+import { Output } from './output.ts';
+
+export { droppedLines } from './output.ts';
 
 export type Log = pino.Logger;
 
 /**
- * The program's log: one JSON line per entry on standard output. Places that could hold a credential are redacted, and `err` is
- * printed with its stack here and nowhere else: responses never show one.
+ * The program's log: one JSON line per entry on standard output, or wherever `to` says (a file descriptor, or a stream). Places
+ * that could hold a credential are redacted, and `err` is printed with its stack here and nowhere else: responses never show one.
+ * While a descriptor cannot be written to, lines are dropped, and the log says how many as soon as it can.
  */
-export function createLog(level: string, stream?: pino.DestinationStream): Log {
+export function createLog(level: string, to: number | pino.DestinationStream = 1): Log {
   return pino(
     {
       level,
@@ -33,8 +37,23 @@ export function createLog(level: string, stream?: pino.DestinationStream): Log {
       },
       serializers: { err: pino.stdSerializers.err },
     },
-    stream ?? pino.destination({ dest: 1, sync: false }),
+    typeof to === 'number' ? outputTo(to) : to,
   );
+}
+
+const outputs = new Map<number, Output>();
+
+/** One for all logs, so that their lines stay in order. */
+function outputTo(fd: number): Output {
+  const output = outputs.get(fd) ?? new Output(fd, missing);
+  outputs.set(fd, output);
+  return output;
+}
+
+/** A line in place of those that were dropped. */
+function missing(lines: number): string {
+  const msg = `${lines} lines were dropped: the log could not be written`;
+  return `${JSON.stringify({ level: 'error', time: new Date().toISOString(), lines, msg })}\n`;
 }
 
 type Line = [what: object, text?: string];

@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import { createServer } from 'node:http';
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
-import type { Log } from '../lib/log.ts';
+import { droppedLines, type Log } from '../lib/log.ts';
 import type { ProxyConfig } from './config.ts';
 import type { Meters } from './core.ts';
 import { writeAtomically } from './files.ts';
@@ -49,6 +49,15 @@ export function newMeters(labels: Record<string, string> = {}): Meters & { regis
     help: 'Polls of the control plane',
     labelNames: ['what', 'result'],
     registers,
+  });
+  new Counter({
+    name: 'svc_proxy_log_dropped_lines_total',
+    help: 'Lines of the log that were dropped because it could not be written',
+    registers,
+    collect() {
+      this.reset();
+      this.inc(droppedLines());
+    },
   });
   const gauge = (name: string, help: string, value: () => number) => {
     new Gauge({

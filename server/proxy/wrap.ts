@@ -1,4 +1,3 @@
-import { pino } from 'pino';
 import { collectStart } from '../lib/collect.ts';
 import { createLog } from '../lib/log.ts';
 import { ConfigError } from '../lib/settings.ts';
@@ -31,7 +30,7 @@ export async function wrap(
   if (agentKey === undefined)
     throw new ConfigError('Wrong settings:\n  SVC_AGENT_KEY or SVC_AGENT_KEY_FILE: is needed');
   // standard output belongs to the protocol
-  const log = createLog(config.logLevel, pino.destination({ dest: 2, sync: true }));
+  const log = createLog(config.logLevel, 2);
   const given = ['SVC_PROXY_KEY', 'SVC_AGENT_KEY'].filter((name) => process.env[name]);
   if (given.length > 0 && servers.some(({ server }) => 'command' in server)) {
     log.warn(

@@ -20,14 +20,22 @@ export class ServerProcess {
   readonly #env: Record<string, string>;
   readonly #args: readonly string[];
   readonly #dir: string;
+  readonly #log: 'pipe' | number;
   #child: ChildProcess | undefined;
   url = '';
   output = '';
 
-  constructor(name: string, env: Record<string, string>, args: readonly string[] = []) {
+  /** `log`: the file that its log goes to, instead of `output`. */
+  constructor(
+    name: string,
+    env: Record<string, string>,
+    args: readonly string[] = [],
+    { log = 'pipe' }: { log?: 'pipe' | number } = {},
+  ) {
     this.name = name;
     this.#env = env;
     this.#args = args;
+    this.#log = log;
     this.#dir = mkdtempSync(path.join(tmpdir(), 'svc-process-'));
   }
 
@@ -51,7 +59,7 @@ export class ServerProcess {
     this.output = '';
     const child = spawn(process.execPath, ['server/main.ts', ...this.#args], {
       cwd: ROOT,
-      stdio: ['ignore', 'pipe', 'pipe'],
+      stdio: ['ignore', this.#log, 'pipe'],
       env: {
         PATH: process.env.PATH ?? '',
         NODE_COMPILE_CACHE: process.env.NODE_COMPILE_CACHE ?? '',
@@ -70,8 +78,8 @@ export class ServerProcess {
       },
     });
     this.#child = child;
-    for (const stream of [child.stdout!, child.stderr!]) {
-      stream.on('data', (data) => {
+    for (const stream of [child.stdout, child.stderr]) {
+      stream?.on('data', (data) => {
         this.output = (this.output + String(data)).slice(-200_000);
       });
     }

@@ -9,6 +9,7 @@ import { expect } from 'vitest';
 import type { Batch } from '../../server/proxy/spool.ts';
 import { atEnd } from '../helpers/cleanups.ts';
 import { PATIENCE } from '../helpers/patience.ts';
+import { freePort } from '../helpers/ports.ts';
 import type { Answer, TestServer, TestTenant } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
 
@@ -35,18 +36,19 @@ export class ProxyProcess {
     atEnd(() => this.kill());
   }
 
-  /** Starts it and waits until it listens. */
-  async start(env: Record<string, string> = {}): Promise<this> {
+  /** Starts it and waits until it listens. `log`: the file that its log goes to, instead of `output`. */
+  async start(env: Record<string, string> = {}, { log = 'pipe' }: { log?: 'pipe' | number } = {}): Promise<this> {
+    const port = log === 'pipe' ? 0 : await freePort();
     const routes = path.join(this.dir, 'routes.json');
     writeFileSync(routes, JSON.stringify(this.#routes));
     this.output = '';
     const child = spawn(process.execPath, ['server/proxy/main.ts'], {
       cwd: ROOT,
-      stdio: ['ignore', 'pipe', 'pipe'],
+      stdio: ['ignore', log, 'pipe'],
       env: {
         PATH: process.env.PATH ?? '',
         NODE_COMPILE_CACHE: process.env.NODE_COMPILE_CACHE ?? '',
-        SVC_PROXY_PORT: '0',
+        SVC_PROXY_PORT: String(port),
         SVC_PROXY_DIR: path.join(this.dir, 'state'),
         SVC_PROXY_ROUTES: routes,
         LOG_LEVEL: 'debug',
@@ -57,13 +59,15 @@ export class ProxyProcess {
     });
     this.#child = child;
     for (const stream of [child.stdout, child.stderr]) {
-      stream.on('data', (data) => {
+      stream?.on('data', (data) => {
         this.output += data;
       });
     }
-    this.url = await until(() => {
+    const silent = `http://127.0.0.1:${port}`;
+    this.url = await until(async () => {
       if (child.exitCode !== null) throw new Error(`the proxy ended: ${this.output}`);
-      return /"address":"([^"]+)"/.exec(this.output)?.[1];
+      if (port === 0) return /"address":"([^"]+)"/.exec(this.output)?.[1];
+      return (await fetch(`${silent}/healthz`).catch(() => undefined))?.ok && silent;
     }, 'the proxy listens');
     return this;
   }
