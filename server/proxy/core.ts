@@ -3,6 +3,7 @@ import path from 'node:path';
 import { type Clock, systemClock } from '../lib/clock.ts';
 import { randomBase62 } from '../lib/crypto.ts';
 import type { Log } from '../lib/log.ts';
+import { pause } from '../lib/pause.ts';
 import { SERVICES } from '../lib/telemetry/names.ts';
 import { Agents } from './agents.ts';
 import type { ProxyConfig } from './config.ts';
@@ -19,6 +20,8 @@ const PROXY_VERSION = '1.0.0';
 const LAST_SENDING_MS = 5_000;
 const ORPHANS_MS = 60_000;
 const MOST_SLOTS = 256;
+/** How long a proxy that could decide by what is on its disk waits for something newer. */
+const NEWER_MS = 2_000;
 
 /** What the HTTP front and the wrapper of an MCP server have in common, while running. */
 export interface Core {
@@ -30,8 +33,12 @@ export interface Core {
   enforcer: Enforcer;
   holds: Holds;
   spool: Spool;
+  stops: StopWatch;
   tools: ToolRegistry;
-  /** Resolves when the control plane was asked once, or could not be reached; nothing must be decided before. */
+  /**
+   * Resolves when the control plane was asked once, or could not be reached, but after two seconds at most where policies and stops
+   * are on disk; nothing must be decided before.
+   */
   begun: Promise<void>;
   stop(): Promise<void>;
 }
@@ -126,11 +133,18 @@ export function start(
   let beating: Promise<void> | undefined;
   let orphans: Promise<void> | undefined;
   let orphanTimer: NodeJS.Timeout | undefined;
-  let asked = false;
+  let decides = false;
   const begin = async () => {
-    await governance.start();
-    await stops.start(governance.knownTenant);
-    asked = true;
+    const governed = governance.start();
+    if (governance.ready) {
+      const asked = Promise.all([governed, stops.start(governance.knownTenant)]);
+      await (stops.seq === undefined ? asked : within(NEWER_MS, asked));
+    } else {
+      // which stops on disk may be used, the control plane has to say first
+      await governed;
+      await stops.start(governance.knownTenant);
+    }
+    decides = true;
     if (stopped) return;
     sender.start();
     log.info(
@@ -168,12 +182,13 @@ export function start(
     enforcer,
     holds,
     spool,
+    stops,
     tools,
     begun,
     async stop() {
       stopped = true;
       // nothing has been decided yet, so there is nothing to send
-      if (!asked) control.close();
+      if (!decides) control.close();
       await begun;
       clearInterval(orphanTimer);
       clearTimeout(timer);
@@ -191,6 +206,13 @@ export function start(
       await spool.close();
     },
   };
+}
+
+/** Resolves with the work, or after this long. */
+async function within(ms: number, work: Promise<unknown>): Promise<void> {
+  const done = new AbortController();
+  await Promise.race([work, pause(ms, done.signal)]);
+  done.abort();
 }
 
 /** The directory's first spool that no other process holds. */

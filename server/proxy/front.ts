@@ -62,6 +62,7 @@ export class HttpFront {
   readonly #mcp: ServeMcp;
   readonly #signIns: ReadonlyMap<Route, SignIn>;
   readonly #own: ReadonlyMap<string, OwnPage>;
+  readonly #begun: Promise<void>;
   readonly #log: Log;
   readonly #trusted: BlockList;
   readonly #server: http.Server | https.Server;
@@ -77,6 +78,8 @@ export class HttpFront {
     /** For the routes that have one. */
     signIns: ReadonlyMap<Route, SignIn>;
     own: ReadonlyMap<string, OwnPage>;
+    /** Requests on routes wait for it. */
+    begun: Promise<void>;
     log: Log;
   }) {
     this.#config = parts.config;
@@ -85,6 +88,7 @@ export class HttpFront {
     this.#mcp = parts.mcp;
     this.#signIns = parts.signIns;
     this.#own = parts.own;
+    this.#begun = parts.begun;
     this.#log = parts.log;
     this.#trusted = trustedAddresses(parts.config.trust);
     // Strict parsing is Node's default: a request with both Content-Length and Transfer-Encoding, or with a malformed
@@ -165,6 +169,7 @@ export class HttpFront {
     if (path === SIGN_IN || path.startsWith(`${SIGN_IN}/`)) {
       throw new Refusal(404, 'NOT_FOUND', 'no one can sign in here: send an agent key or a token as a bearer token');
     }
+    await this.#begun;
     const { method = '' } = request;
     checkHeaders(request, []);
     if (method === 'TRACE') throw new Refusal(405, 'METHOD_NOT_ALLOWED', 'this method is not forwarded');

@@ -110,6 +110,7 @@ export class Governance {
   readonly #stop = new AbortController();
   #tenant: string | undefined;
   #askedWith: string | undefined;
+  #asking: Promise<string> | undefined;
   #newest: { seq: number; hash: string } | undefined;
   #governing: Governing | undefined;
   #jwks: unknown[] = [];
@@ -155,14 +156,15 @@ export class Governance {
   }
 
   /**
-   * Loads what is on disk, polls the control plane once, and then keeps polling until `stop`. Resolves when the first responses
-   * have arrived or failed; `ready` says which.
+   * Loads what is on disk, before it returns; polls the control plane once, and then keeps polling until `stop`. Resolves when the
+   * first responses have arrived or failed; `ready` says which.
    */
   async start(): Promise<void> {
     this.#restore();
-    await this.#pollConfiguration().catch((error) => this.#failed('configuration', error));
-    await this.#pollBundle(0).catch((error) => this.#failed('bundle', error));
-    this.#loops = [this.#bundleLoop(), this.#configurationLoop()];
+    const configured = this.#pollConfiguration().catch((error) => this.#failed('configuration', error));
+    const bundled = this.#pollBundle(0).catch((error) => this.#failed('bundle', error));
+    this.#loops = [bundled.then(() => this.#bundleLoop()), configured.then(() => this.#configurationLoop())];
+    await Promise.all([configured, bundled]);
   }
 
   async stop(): Promise<void> {
@@ -372,8 +374,15 @@ export class Governance {
     }
   }
 
-  /** Asked once per key. */
-  async #tenantOfKey(): Promise<string> {
+  /** Asked once per key, for all who want to know. */
+  #tenantOfKey(): Promise<string> {
+    this.#asking ??= this.#askTenant().finally(() => {
+      this.#asking = undefined;
+    });
+    return this.#asking;
+  }
+
+  async #askTenant(): Promise<string> {
     const key = this.#key();
     if (this.#tenant === undefined || this.#askedWith !== key) {
       const tenant = await this.#control.tenant();

@@ -13,15 +13,19 @@ import { newMeters } from './meters.ts';
 const STOP_MS = 10_000;
 
 /**
- * Serves the route table. Once it listens, resolves to a function that ends it: open requests are finished, events are sent. When
+ * Serves the route table. Once it listens, resolves to a function that ends it: open requests are finished, events are sent. It
+ * listens at once, so that it is known to live however slow its control plane is; what agents ask waits until it may decide. When
  * `interrupted` fires, it no longer waits for responses of the control plane.
  */
 export async function serve(config: ProxyConfig, interrupted: AbortSignal): Promise<() => Promise<void>> {
   const log = createLog(config.logLevel);
   const meters = newMeters();
   const parts = start(config, log, interrupted, { meters });
-  await parts.begun;
-  const { governance, agents, enforcer, holds, spool, tools } = parts;
+  const { governance, agents, enforcer, holds, spool, stops, tools } = parts;
+  let begun = false;
+  void parts.begun.then(() => {
+    begun = true;
+  });
   const signIns = signInsOf(config, log);
   const mcp = new McpFront({
     fetchOf: (route) => {
@@ -56,8 +60,10 @@ export async function serve(config: ProxyConfig, interrupted: AbortSignal): Prom
       async () => {
         const { standing, ready } = governance;
         const faults = [
+          begun ? undefined : 'starting',
           typeof standing === 'string' ? standing : ready ? undefined : 'no_configuration',
-          spool.fault && 'spool',
+          stops.stale && 'stops_stale',
+          (await spool.refusal()) && 'spool',
         ].filter(Boolean);
         return json(faults.length === 0 ? 200 : 503, {
           status: faults.length === 0 ? 'ready' : 'not ready',
@@ -72,7 +78,10 @@ export async function serve(config: ProxyConfig, interrupted: AbortSignal): Prom
       async () => ({ status: 200, type: meters.registry.contentType, body: await meters.registry.metrics() }),
     ],
   ]);
-  const front = new HttpFront({ config, enforcer, agents, own, log, signIns, mcp: (...call) => mcp.serve(...call) });
+  const front = new HttpFront({
+    ...{ config, enforcer, agents, own, log, signIns, begun: parts.begun },
+    mcp: (...call) => mcp.serve(...call),
+  });
   front.onRefusal = meters.refused;
   collectStart();
   collectWhenQuiet();
@@ -89,6 +98,8 @@ export async function serve(config: ProxyConfig, interrupted: AbortSignal): Prom
   if (config.tls) process.on('SIGHUP', renew);
   return async () => {
     log.info('stopping: open requests are finished first');
+    // nothing was decided yet, so what waits for its responses is refused
+    if (!begun) parts.control.close();
     await Promise.all([front.stop(STOP_MS), mcp.stop()]);
     await parts.stop();
   };

@@ -15,6 +15,7 @@ import {
   writeFileSync,
   writeSync,
 } from 'node:fs';
+import { rm, writeFile } from 'node:fs/promises';
 import path from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import { crc32 } from 'node:zlib';
@@ -134,6 +135,9 @@ export class Spool {
   #flushing: Promise<void> | undefined;
   #timer: NodeJS.Timeout | undefined;
   #broken: Error | undefined;
+  /** Why the last group could not be stored. */
+  #refused: Error | undefined;
+  #trying: Promise<void> | undefined;
   #closed = false;
   /** Called when there may be something to send. */
   onChange: () => void = () => {};
@@ -187,6 +191,32 @@ export class Spool {
   get fault(): string | undefined {
     if (this.#broken) return `the spool's disk failed: ${this.#broken.message}`;
     return this.#bytes + MOST_EVENT_BYTES > this.#maxBytes ? 'the spool is full' : undefined;
+  }
+
+  /**
+   * Why the next event would be refused; undefined if nothing is known of that. After a write that failed, it finds out whether
+   * the disk has room again: where nobody sends requests to a proxy that refuses them, no other write would.
+   */
+  async refusal(): Promise<string | undefined> {
+    if (this.#refused && !this.fault) {
+      this.#trying ??= this.#try().finally(() => {
+        this.#trying = undefined;
+      });
+      await this.#trying;
+    }
+    return this.fault ?? (this.#refused && `the spool cannot be written: ${this.#refused.message}`);
+  }
+
+  async #try(): Promise<void> {
+    const file = this.#file('room');
+    try {
+      await writeFile(file, Buffer.alloc(MOST_EVENT_BYTES), { mode: 0o600, flush: true });
+      this.#refused = undefined;
+    } catch (error) {
+      this.#refused = error as Error;
+    } finally {
+      await rm(file, { force: true }).catch(() => {});
+    }
   }
 
   /** Throws a SpoolError if there is no room for an event. To be called before anything is begun for a decision. */
@@ -443,6 +473,7 @@ export class Spool {
           this.#broken = error as Error;
           throw error;
         }
+        this.#refused = undefined;
         current.bytes += bytes.length;
         this.#bytes += bytes.length;
         for (const { seq, done } of group) {
@@ -451,6 +482,7 @@ export class Spool {
         }
         this.onChange();
       } catch (error) {
+        this.#refused = error as Error;
         // What was written of the group must not be found after a crash: it was answered with a refusal.
         try {
           this.#allocated = this.#segments.at(-1)!.bytes;

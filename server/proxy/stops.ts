@@ -61,12 +61,16 @@ export class StopWatch {
     this.#log = parts.log;
   }
 
-  /** Loads what is on disk, polls once, and then keeps polling. Resolves when the first response has arrived or failed. */
+  /**
+   * Loads what is on disk, before it returns; polls once, and then keeps polling. Resolves when the first response has arrived or
+   * failed.
+   */
   async start(tenant: string | undefined): Promise<void> {
     if (tenant !== undefined) this.#restore(tenant);
     this.#heardAt = performance.now();
-    await this.#poll(0).catch((error) => this.#failed(error));
-    this.#loop = this.#poller();
+    const first = this.#poll(0).catch((error) => this.#failed(error));
+    this.#loop = first.then(() => this.#poller());
+    await first;
   }
 
   async stop(): Promise<void> {

@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import http, { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -170,6 +171,46 @@ describe('while the control plane is away', () => {
     proxy.signal('SIGTERM');
     expect(await proxy.exited()).toBe(0);
   }, 150_000);
+
+  test('a restart waits for no control plane that hangs: it decides by what is on disk, and lives without it', async () => {
+    const before = await make().start();
+    await before.ready();
+    await before.call(200, 'GET /api/before', world.agentKey);
+    await before.kill();
+    way.hush();
+    // its answers would be waited for longer than this test takes
+    const patient = { SVC_PATIENCE: '10' };
+    await before.start(patient);
+    await before.ready();
+    await before.call(200, 'GET /api/by-what-is-kept', world.agentKey);
+    await before.kill();
+
+    const first = await make(patient).start();
+    expect((await fetch(`${first.url}/healthz`)).status).toBe(200);
+    const ready = await fetch(`${first.url}/readyz`);
+    expect(ready.status).toBe(503);
+    expect(await ready.json()).toMatchObject({ faults: ['starting', 'no_bundle', 'stops_stale'] });
+    first.signal('SIGTERM');
+    expect(await first.exited()).toBe(0);
+    way.repair();
+  });
+
+  test('a proxy whose disk takes nothing is not ready, until it does again', async () => {
+    const proxy = await make().start();
+    await proxy.ready();
+    await proxy.call(200, 'GET /api/before', world.agentKey);
+    // how long a file may be stands in for the room on a disk
+    const most = (bytes: string) => execFileSync('prlimit', ['--pid', String(proxy.pid), `--fsize=${bytes}:unlimited`]);
+    most('1');
+    await proxy.call(503, 'GET /api/refused', world.agentKey);
+    const refused = await fetch(`${proxy.url}/readyz`);
+    expect(refused.status).toBe(503);
+    expect(await refused.json()).toMatchObject({ faults: expect.arrayContaining(['spool']) });
+    most('unlimited');
+    await proxy.ready();
+    await proxy.call(200, 'GET /api/after', world.agentKey);
+    await proxy.kill();
+  });
 
   test('a hold that was released is consumed before anything is forwarded, or nothing is', async () => {
     const proxy = await make().start();

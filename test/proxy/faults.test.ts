@@ -180,6 +180,26 @@ test('who waited for a slow disk without doing anything else hears first of what
   expect(heard).toEqual(['the connection has ended', 'it is stored']);
 });
 
+test('after a write that failed it says why, until the disk has room again, also if nothing else is written', async () => {
+  const spool = open(temporaryDirectory());
+  await spool.append(event('a'), false);
+  expect(await spool.refusal()).toBeUndefined();
+  fail({ writeSync: full as never });
+  await expect(spool.append(event('lost'), false)).rejects.toThrow(SpoolError);
+  heal();
+  const { writeFile } = real.promises;
+  real.promises.writeFile = full;
+  syncBuiltinESMExports();
+  onTestFinished(() => {
+    real.promises.writeFile = writeFile;
+    syncBuiltinESMExports();
+  });
+  expect(await spool.refusal()).toContain('no space left on device');
+  real.promises.writeFile = writeFile;
+  syncBuiltinESMExports();
+  expect(await spool.refusal()).toBeUndefined();
+});
+
 test('what could not be noted of an event whose outcome did not come is noted with the next batch', async () => {
   const dir = temporaryDirectory();
   const spool = open(dir);

@@ -147,7 +147,9 @@ test('the control plane is away, the spool fills, the proxy is killed: what was 
     expect(await ask(1)).toBe(503);
     await delay(250);
   }
-  expect(await (await fetch(`${proxy.url}/readyz`)).json()).toMatchObject({ faults: ['spool'] });
+  expect(await (await fetch(`${proxy.url}/readyz`)).json()).toMatchObject({
+    faults: expect.arrayContaining(['spool']),
+  });
 
   await server.startAgain();
   await until(async () => (await proxy.metrics()).svc_proxy_spool_events === 0, 'everything is sent');

@@ -77,6 +77,10 @@ export class ProxyProcess {
     return this;
   }
 
+  get pid(): number {
+    return this.#child!.pid!;
+  }
+
   signal(signal: NodeJS.Signals): void {
     this.#child?.kill(signal);
   }
