@@ -25,7 +25,7 @@ import {
 import { CredentialError, filledHeaders } from './credentials.ts';
 import { UsageError } from './failure.ts';
 import type { LimitsAway } from './limits.ts';
-import { isSafe } from './login/safe.ts';
+import { isLoopback, isSafe } from './login/safe.ts';
 
 const key = (title: string, kind: SecretKind) =>
   z
@@ -40,6 +40,11 @@ const key = (title: string, kind: SecretKind) =>
 /** Every setting of the proxy, with its default and its description in `--help` and docs/proxy.md. */
 const environment = z.object({
   SVC_URL: httpUrl.default('http://localhost:8080').describe('address of the control plane'),
+  SVC_ALLOW_HTTP: word('0', '1')
+    .default('0')
+    .describe(
+      '1: SVC_URL may be plain http on another host, on a network where nobody else can read or change what is sent',
+    ),
   SVC_PROXY_KEY: key('an API key', 'key').describe('API key with the scope proxy'),
   SVC_PROXY_KEY_FILE: z
     .string()
@@ -275,6 +280,10 @@ export function readConfig(env: Environment, needs: { routes: boolean }): ProxyC
   if (needs.routes && given.SVC_PROXY_ROUTES === undefined) reader.fault('SVC_PROXY_ROUTES: is needed');
   const routes = needs.routes && table !== undefined ? reader.attempt(() => readRoutes(table, given)) : [];
 
+  const { SVC_URL: url, SVC_ALLOW_HTTP: allowed } = reader.values;
+  const fault = url === undefined ? undefined : plainHttpFault(url, allowed);
+  if (fault !== undefined) reader.fault(`SVC_URL: ${fault}`);
+
   const e = reader.done();
   return {
     url: e.SVC_URL.replace(/\/+$/, ''),
@@ -309,6 +318,16 @@ export function readConfig(env: Environment, needs: { routes: boolean }): ProxyC
     logLevel: e.LOG_LEVEL,
     hostname: hostname(),
   };
+}
+
+/**
+ * What is wrong with the address of a control plane; undefined if nothing is. Over plain http, anyone between the two machines
+ * reads the proxy's key.
+ */
+export function plainHttpFault(url: string, allowed: string | undefined): string | undefined {
+  const address = new URL(url);
+  if (address.protocol === 'https:' || allowed === '1' || isLoopback(address)) return undefined;
+  return 'must be https on another host: with plain http, whoever is between has the key. SVC_ALLOW_HTTP=1 allows it on a network that you trust';
 }
 
 function addressOf(text: string): { host: string; port: number } {

@@ -279,6 +279,7 @@ describe('an address that holds a secret', () => {
     expect(output).not.toContain('p4ss');
     expect(at.json(CURSOR).mcpServers.query).toEqual({ url: 'https://ada:p4ss@mcp.example/mcp' });
     await expect(at.run('install', '--url', 'https://u:p4ss@control.example')).rejects.toThrow('keys are in files');
+    await expect(at.run('install', '--url', 'http://control.example')).rejects.toThrow('SVC_ALLOW_HTTP=1');
   });
 });
 

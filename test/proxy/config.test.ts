@@ -64,6 +64,22 @@ describe('the settings of the proxy', () => {
     expect(told).not.toContain('wrong-secret');
   });
 
+  test('reach a control plane on another host by https, unless plain http is allowed there', () => {
+    for (const url of ['http://control.example.test', 'http://10.0.0.7:8080', 'http://localhost.example.test']) {
+      expect(faultsOf({ SVC_URL: url })).toMatch(/SVC_URL: must be https .*SVC_ALLOW_HTTP=1/);
+      expect(faultsOf({ SVC_URL: url, SVC_ALLOW_HTTP: '0' })).toContain('SVC_ALLOW_HTTP=1');
+      expect(read({ SVC_URL: url, SVC_ALLOW_HTTP: '1' }).url).toBe(url);
+    }
+    for (const url of [
+      'https://control.example.test',
+      'http://localhost:8080',
+      'http://127.0.0.1:1',
+      'http://[::1]:1',
+    ]) {
+      expect(read({ SVC_URL: url }).url).toBe(url);
+    }
+  });
+
   test('need a key and routes', () => {
     expect(faultsOf({ SVC_PROXY_KEY: '' })).toContain('SVC_PROXY_KEY or SVC_PROXY_KEY_FILE: is needed');
     expect(() => readConfig({ SVC_PROXY_KEY: KEY }, { routes: true })).toThrow('SVC_PROXY_ROUTES: is needed');

@@ -7,6 +7,7 @@ import { createInterface } from 'node:readline';
 import { parseArgs } from 'node:util';
 import { createTwoFilesPatch } from 'diff';
 import { readSecret } from '../../domain/secret.ts';
+import { plainHttpFault } from '../config.ts';
 import { Failure, UsageError } from '../failure.ts';
 import { writeAtomically } from '../files.ts';
 import {
@@ -390,6 +391,9 @@ async function prepare(
   const control = url ?? (env.SVC_URL || DEFAULT_URL);
   if (!/^https?:\/\//.test(control) || !URL.canParse(control))
     throw new UsageError('--url: must be an http or https address');
+  const allowed = env.SVC_ALLOW_HTTP?.trim();
+  const fault = plainHttpFault(control, allowed);
+  if (fault !== undefined) throw new UsageError(`--url: ${fault}`);
   // it appears in each client's file, and in the log
   if (holdsSecret(control)) throw new UsageError('--url: must hold no user, password, query or key: keys are in files');
   if (!dryRun) mkdirSync(dir, { recursive: true, mode: 0o700 });
@@ -398,7 +402,13 @@ async function prepare(
   return {
     command: process.execPath,
     args: [lasting(script, dir, dryRun)],
-    env: { SVC_URL: control, SVC_PROXY_KEY_FILE: proxyKey, SVC_AGENT_KEY_FILE: agentKey, SVC_PROXY_DIR: dir },
+    env: {
+      SVC_URL: control,
+      ...(allowed === '1' && { SVC_ALLOW_HTTP: allowed }),
+      SVC_PROXY_KEY_FILE: proxyKey,
+      SVC_AGENT_KEY_FILE: agentKey,
+      SVC_PROXY_DIR: dir,
+    },
   };
 }
 

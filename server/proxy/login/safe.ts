@@ -18,6 +18,7 @@ export function assertSafe(address: URL, server: string): void {
   );
 }
 
-function isLoopback({ hostname }: URL): boolean {
+/** Whether an address is on this machine. */
+export function isLoopback({ hostname }: URL): boolean {
   return hostname === 'localhost' || hostname === '[::1]' || /^127(?:\.\d+){3}$/.test(hostname);
 }
