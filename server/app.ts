@@ -43,6 +43,7 @@ import { HoldQueries } from './escrow/queries.ts';
 import { HoldWaiters } from './escrow/waiting.ts';
 import { Evidence } from './forensics/export.ts';
 import { MailQueue } from './jobs/mail.ts';
+import { CurrentSigner } from './keys/current-signer.ts';
 import { Keyring } from './keys/keyring.ts';
 import { masterKey } from './keys/master-key.ts';
 import { PersonMail } from './letters/person-mail.ts';
@@ -88,6 +89,7 @@ import { Watch } from './watch.ts';
 /** The parts of a running program that its commands and tests use. */
 export interface Core extends Services {
   keyring: Keyring;
+  current: CurrentSigner;
   checkpoints: Checkpoints;
   verifications: Verifications;
   blocks: Blocks;
@@ -447,6 +449,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     db,
     log,
     keyring,
+    current: new CurrentSigner(keyring, clock),
     bundles,
     registry: metrics.registry,
     watch,

@@ -49,6 +49,7 @@ const PURE = [
   'server/lib/turns.ts',
   'server/lib/visible.ts',
   'server/lib/telemetry/names.ts',
+  'server/keys/current.ts',
   'server/policy/language/',
   'server/policy/evaluation/',
   'server/policy/simulation/',

@@ -119,7 +119,7 @@ const ALL = 'all';
 interface Open {
   keys: readonly SigningKey[];
   former: readonly FormerKey[];
-  privateKey: KeyObject;
+  privateKeys: ReadonlyMap<string, KeyObject>;
 }
 
 /** The master key does not decrypt this database's keys. The server then starts sealed and serves nothing. */
@@ -197,7 +197,7 @@ export class Keyring {
     if (!current) throw new SealedError('there is no current signing key');
     const { rows: former } = await this.#db.owner.query<FormerKeyRow>('select * from former_key');
     return {
-      privateKey: current.privateKey,
+      privateKeys: new Map(opened.map(({ kid, privateKey }) => [kid, privateKey])),
       former: former.map((row) => openFormerKey(this.#box, row)),
       // the current one first, even if a clock was wrong when it was created
       keys: [...keys.filter((k) => !k.retiredAt), ...keys.filter((k) => k.retiredAt)],
@@ -210,7 +210,20 @@ export class Keyring {
   }
 
   get current(): SigningKey & { readonly privateKey: KeyObject } {
-    return { ...this.#open.keys[0]!, privateKey: this.#open.privateKey };
+    return this.#signing(this.#open.keys[0]!);
+  }
+
+  /**
+   * The key that signs for someone who trusts only these, so that a proxy which was not told of a new key yet hears that what it
+   * has is still current: the newest one of them, even if it is retired, and the current one if none of them is known.
+   */
+  signerOf(trusted: readonly string[]): SigningKey & { readonly privateKey: KeyObject } {
+    const { keys } = this.#open;
+    return this.#signing(keys.find(({ kid }) => trusted.includes(kid)) ?? keys[0]!);
+  }
+
+  #signing(key: SigningKey): SigningKey & { readonly privateKey: KeyObject } {
+    return { ...key, privateKey: this.#open.privateKeys.get(key.kid)! };
   }
 
   /** All keys, the current one first. */

@@ -1,5 +1,7 @@
 import { z } from 'zod';
 import { AppError } from '../errors.ts';
+import { CURRENT_HEADER, TRUSTED_HEADER } from '../keys/current.ts';
+import type { CurrentSigner } from '../keys/current-signer.ts';
 import { AtOnce } from '../rpc/at-once.ts';
 import { longPoll, MOST_POLLS } from '../rpc/long-poll.ts';
 import { type PlainRoute, principalOf } from '../rpc/plain.ts';
@@ -12,11 +14,18 @@ const BUNDLE_HEADERS = {
     description: 'The sequence number of the bundle; a proxy refuses a lower one than it has seen',
     schema: { type: 'integer' },
   },
+  'X-Svc-Current': {
+    description: 'The control plane’s signed and dated word that this is the current bundle (compact JWS)',
+  },
   'X-Svc-Poll-Seconds': { description: 'How often to poll', schema: { type: 'integer' } },
 } as const;
 
 /** The bundle that proxies poll. Responds with 304 if it has not changed; with `Prefer: wait=N` it waits for a change. */
-export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) => Promise<number>): PlainRoute {
+export function bundleRoute(
+  bundles: Bundles,
+  current: CurrentSigner,
+  pollSeconds: (tenantId: string) => Promise<number>,
+): PlainRoute {
   const atOnce = new AtOnce(MOST_POLLS);
   return {
     method: 'GET',
@@ -40,6 +49,7 @@ export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) =>
           description: 'The entity tag of the bundle that the caller has; an alternative to `current_hash`',
         },
         Prefer: { description: 'wait=N: wait up to N seconds, at most 60, for another bundle (RFC 7240)' },
+        'X-Svc-Trusted-Keys': { description: 'The ids of the only keys that the caller trusts, separated by commas' },
       },
       answer: { 200: BUNDLE_HEADERS, 304: BUNDLE_HEADERS },
     },
@@ -59,6 +69,10 @@ export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) =>
         etag: `"${bundle.hash}"`,
         'x-svc-bundle-hash': bundle.hash,
         'x-svc-bundle-seq': String(bundle.seq),
+        [CURRENT_HEADER]: current.sign(
+          { what: 'bundle', tenant: tenantId, seq: bundle.seq, hash: bundle.hash },
+          String(call.request.headers[TRUSTED_HEADER] ?? ''),
+        ),
         'x-svc-poll-seconds': String(await pollSeconds(tenantId)),
         'cache-control': 'private, no-cache',
         vary: 'authorization',

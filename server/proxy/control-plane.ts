@@ -4,6 +4,7 @@ import { promisify } from 'node:util';
 import { constants, gzip } from 'node:zlib';
 import { z } from 'zod';
 import type { LedgerRow } from '../domain/session-facts.ts';
+import { CURRENT_HEADER, TRUSTED_HEADER } from '../keys/current.ts';
 import { patient } from '../lib/patience.ts';
 
 const zip = promisify(gzip) as (body: Buffer, how: { level: number; memLevel: number }) => Promise<Buffer>;
@@ -142,6 +143,8 @@ export interface BundleAnswer {
   pollSeconds: number | undefined;
   /** The control plane delayed its response until there was a change or the time was up. */
   waited: boolean;
+  /** See server/keys/current.ts. */
+  current: string | undefined;
 }
 
 /**
@@ -178,12 +181,14 @@ export class ControlPlane {
   async bundle(ask: {
     hash: string | undefined;
     scopes: readonly string[] | null;
+    trusted: Iterable<string> | undefined;
     waitSeconds: number;
     signal: AbortSignal;
   }): Promise<BundleAnswer> {
     const query = ask.scopes ? `?scopes=${encodeURIComponent(ask.scopes.join(','))}` : '';
     const { status, headers, body } = await this.#call('GET', `/v1/policies/bundle${query}`, {
       headers: {
+        ...trusting(ask.trusted),
         ...(ask.hash && { 'if-none-match': `"${ask.hash}"` }),
         ...(ask.hash && ask.waitSeconds > 0 && { prefer: `wait=${ask.waitSeconds}` }),
       },
@@ -196,6 +201,7 @@ export class ControlPlane {
       seq: Number(headers['x-svc-bundle-seq'] ?? 0),
       pollSeconds: seconds >= 1 ? seconds : undefined,
       waited: headers['preference-applied'] !== undefined,
+      current: currentOf(headers),
     };
   }
 
@@ -205,19 +211,25 @@ export class ControlPlane {
     waitSeconds: number;
     proxyId: string;
     applied: number | undefined;
+    trusted: Iterable<string> | undefined;
     signal: AbortSignal;
-  }): Promise<{ text?: string; etag: string | undefined }> {
+  }): Promise<{ text?: string; etag: string | undefined; current: string | undefined }> {
     const applied = ask.applied === undefined ? '' : `&applied_seq=${ask.applied}`;
     const query = `?proxy_id=${encodeURIComponent(ask.proxyId)}${applied}`;
     const { status, headers, body } = await this.#call('GET', `/v1/stops/document${query}`, {
       headers: {
+        ...trusting(ask.trusted),
         ...(ask.etag && { 'if-none-match': ask.etag }),
         ...(ask.etag && ask.waitSeconds > 0 && { prefer: `wait=${ask.waitSeconds}` }),
       },
       timeoutMs: patient(TIMEOUT_MS) + ask.waitSeconds * 1000,
       signal: ask.signal,
     });
-    return { ...(status === 200 && { text: body.toString('latin1') }), etag: headers.etag };
+    return {
+      ...(status === 200 && { text: body.toString('latin1') }),
+      etag: headers.etag,
+      current: currentOf(headers),
+    };
   }
 
   /** The JSON Web Key Set of the keys that sign bundles. */
@@ -364,6 +376,16 @@ export class ControlPlane {
       sent.end(content);
     });
   }
+}
+
+/** What a proxy that trusts only some keys says of them. */
+function trusting(kids: Iterable<string> | undefined): Record<string, string> {
+  return kids === undefined ? {} : { [TRUSTED_HEADER]: [...kids].join(',') };
+}
+
+function currentOf(headers: IncomingHttpHeaders): string | undefined {
+  const text = headers[CURRENT_HEADER];
+  return typeof text === 'string' ? text : undefined;
 }
 
 const COMMA = Buffer.from(',');

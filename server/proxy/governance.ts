@@ -2,6 +2,7 @@ import { createHmac, createPublicKey, hkdfSync, type KeyObject } from 'node:cryp
 import { existsSync, mkdirSync, readFileSync } from 'node:fs';
 import path from 'node:path';
 import type { BundleContent } from '../domain/policy.ts';
+import { CurrentError, openCurrent, type Standing, signerOfCurrent } from '../keys/current.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { equalSecret, keyThumbprint } from '../lib/crypto.ts';
@@ -128,7 +129,7 @@ export class Governance {
   readonly #used = new Set<string>();
   #looking: Promise<void> | undefined;
   #loops: Promise<void>[] = [];
-  #polledAt = 0;
+  #currentAt = 0;
   readonly #listeners = new Set<() => void>();
   /** Called for every poll with what was requested, and with `ok` or why it failed. */
   onPoll: (what: 'bundle' | 'configuration', result: 'ok' | 'unreachable' | 'refused' | 'rejected') => void = () => {};
@@ -204,9 +205,9 @@ export class Governance {
     return this.#pollSeconds;
   }
 
-  /** When the control plane last answered a poll; 0 if it has not since the start. */
-  get polledAt(): number {
-    return this.#polledAt;
+  /** When the bundle in force was last known to be the current one; 0 if it was not since the start. */
+  get currentAt(): number {
+    return this.#currentAt;
   }
 
   /**
@@ -254,6 +255,33 @@ export class Governance {
   /** Fetches the control plane's keys again; does nothing if keys are pinned. */
   async renewKeys(): Promise<void> {
     if (!this.#pinned) this.#trust(await this.#control.keys());
+  }
+
+  /** The ids of the only keys that may sign; undefined: those that the control plane publishes. */
+  get trusted(): Iterable<string> | undefined {
+    return this.#pinned?.keys();
+  }
+
+  /**
+   * When this was current, by the control plane's clock, according to what it signed. Rejects with a ControlPlaneError without its
+   * signature: an answer that anyone between could give is no contact.
+   */
+  async heardAt(text: string | undefined, standing: Omit<Standing, 'tenant'>): Promise<number> {
+    const tenant = await this.#tenantOfKey();
+    const kid = text === undefined ? undefined : signerOfCurrent(text);
+    if (kid !== undefined && !this.keyFor(kid)) await this.renewKeys();
+    try {
+      return openCurrent(text, (kid) => this.keyFor(kid), { ...standing, tenant });
+    } catch (error) {
+      if (!(error instanceof CurrentError)) throw error;
+      throw new ControlPlaneError(0, '', `whether the ${standing.what} is current is not known: ${error.message}`);
+    }
+  }
+
+  /** Authenticates what is kept beside the state, with a key derived from the proxy's. */
+  mac(what: object): Buffer {
+    const key = Buffer.from(hkdfSync('sha256', this.#key(), '', 'svc proxy state v1', 32));
+    return createHmac('sha256', key).update(canonicalJson(what)).digest();
   }
 
   /** The tenant of the proxy's key. */
@@ -313,6 +341,7 @@ export class Governance {
     let answer = await this.#control.bundle({
       hash: this.#governing?.hash,
       scopes: this.#scopes,
+      trusted: this.trusted,
       waitSeconds,
       signal: this.#stop.signal,
     });
@@ -322,13 +351,17 @@ export class Governance {
       answer = await this.#control.bundle({
         hash: undefined,
         scopes: this.#scopes,
+        trusted: this.trusted,
         waitSeconds: 0,
         signal: this.#stop.signal,
       });
     }
     if (answer.bytes) await this.#take(answer.bytes, tenant);
-    this.#answered('bundle', answer.pollSeconds);
     this.#write();
+    const { seq = 0, hash = '' } = this.#governing ?? {};
+    const at = await this.heardAt(answer.current, { what: 'bundle', seq, hash });
+    this.#answered('bundle', answer.pollSeconds);
+    this.#currentAt = Math.max(this.#currentAt, Math.min(at, this.#clock.now()));
     return waited;
   }
 
@@ -346,7 +379,6 @@ export class Governance {
     if (this.#refused) this.#log.info('the control plane accepts the key again');
     this.#refused = false;
     if (what === 'bundle') this.#refusedBundle = undefined;
-    this.#polledAt = this.#clock.now();
     this.onPoll(what, 'ok');
   }
 
@@ -519,7 +551,7 @@ export class Governance {
       const { state, mac } = JSON.parse(readFileSync(path.join(this.#dir, 'state.json'), 'utf8'));
       if (state?.v !== 1 || typeof state.tenant !== 'string' || !Number.isSafeInteger(state.newest?.seq))
         return undefined;
-      return { state, authentic: equalSecret(this.#mac(state), Buffer.from(String(mac), 'hex')) };
+      return { state, authentic: equalSecret(this.mac(state), Buffer.from(String(mac), 'hex')) };
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code !== 'ENOENT') this.#log.warn({ err: error }, 'no state was read');
       return undefined;
@@ -542,13 +574,8 @@ export class Governance {
     };
     writeAtomically(
       path.join(this.#dir, 'state.json'),
-      JSON.stringify({ state, mac: this.#mac(state).toString('hex') }),
+      JSON.stringify({ state, mac: this.mac(state).toString('hex') }),
     );
-  }
-
-  #mac(state: State): Buffer {
-    const key = Buffer.from(hkdfSync('sha256', this.#key(), '', 'svc proxy state v1', 32));
-    return createHmac('sha256', key).update(canonicalJson(state)).digest();
   }
 }
 

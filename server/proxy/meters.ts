@@ -91,8 +91,8 @@ export function newMeters(labels: Record<string, string> = {}): Meters & { regis
       gauge('bundle_refused', '1 while the newest bundle was refused and the last good one stays', () =>
         governance.refusedBundle ? 1 : 0,
       );
-      gauge('bundle_age_seconds', 'Since the control plane last answered a poll; -1 for never', () =>
-        governance.polledAt === 0 ? -1 : (clock.now() - governance.polledAt) / 1000,
+      gauge('bundle_age_seconds', 'Since the control plane last said that the bundle is current; -1 for never', () =>
+        governance.currentAt === 0 ? -1 : (clock.now() - governance.currentAt) / 1000,
       );
       gauge('bundle_good_for_seconds', 'Until the end of the bundle in force', () =>
         governance.bundle ? (governance.bundle.notAfter - clock.now()) / 1000 : 0,

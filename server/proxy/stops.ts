@@ -3,9 +3,10 @@ import { existsSync, readFileSync } from 'node:fs';
 import path from 'node:path';
 import { type Stop, type Stoppable, StopSet } from '../domain/stops.ts';
 import type { Clock } from '../lib/clock.ts';
+import { equalSecret } from '../lib/crypto.ts';
 import type { Log } from '../lib/log.ts';
 import { pause } from '../lib/pause.ts';
-import { openStops, type StopsDocument, StopsError, signerOf } from '../stops/document.ts';
+import { openStops, type StopsDocument, StopsError, signerOf, stopsHash } from '../stops/document.ts';
 import type { ControlPlane } from './control-plane.ts';
 import { writeAtomically } from './files.ts';
 
@@ -14,6 +15,12 @@ const WAIT_SECONDS = 25;
 /** Used until a document says otherwise. */
 const DEFAULT_GRACE_SECONDS = 60;
 const FILE = 'stops.jws';
+/** When the control plane last said which stops are in force. */
+const HEARD_FILE = 'heard.json';
+/** How often that is written, at most. */
+const HEARD_MS = 5_000;
+/** By then what it says has arrived, unless something holds it up, or the clocks differ. */
+const OLD_MS = 30_000;
 
 /** Where the keys and the tenant come from: the proxy's governance. */
 export interface Trust {
@@ -21,6 +28,11 @@ export interface Trust {
   keyFor(kid: string): KeyObject | undefined;
   /** Fetches the keys again, unless they are pinned. */
   renewKeys(): Promise<void>;
+  /** The ids of the pinned keys; undefined if none are. */
+  readonly trusted: Iterable<string> | undefined;
+  /** When this was current, by the control plane's clock. Rejects if the text does not prove it. */
+  heardAt(text: string | undefined, standing: { what: 'stops'; seq: number; hash: string }): Promise<number>;
+  mac(what: object): Buffer;
 }
 
 /**
@@ -41,8 +53,16 @@ export class StopWatch {
   #set = new StopSet([]);
   #document: StopsDocument | undefined;
   #etag: string | undefined;
-  /** When the control plane last responded, or when this process began to ask: by a clock that cannot be set. */
-  #heardAt = performance.now();
+  /**
+   * When the control plane last said which stops are in force, to this process or to an earlier one: by a clock that cannot be set
+   * while it runs.
+   */
+  #heardAt = Number.NEGATIVE_INFINITY;
+  #writtenAt = Number.NEGATIVE_INFINITY;
+  /** The latest time that the control plane has signed, by its clock. */
+  #saidAt = Number.NEGATIVE_INFINITY;
+  #unwritten = false;
+  #old = false;
   #loop: Promise<void> | undefined;
 
   constructor(parts: {
@@ -66,8 +86,10 @@ export class StopWatch {
    * failed.
    */
   async start(tenant: string | undefined): Promise<void> {
-    if (tenant !== undefined) this.#restore(tenant);
-    this.#heardAt = performance.now();
+    if (tenant !== undefined) {
+      this.#restore(tenant);
+      this.#restoreHeard(tenant);
+    }
     const first = this.#poll(0).catch((error) => this.#failed(error));
     this.#loop = first.then(() => this.#poller());
     await first;
@@ -76,6 +98,7 @@ export class StopWatch {
   async stop(): Promise<void> {
     this.#ended.abort();
     await this.#loop;
+    if (this.#unwritten && this.#document) this.#writeHeard(this.#document.tenant);
   }
 
   /** The stop that applies to a request now. */
@@ -130,12 +153,64 @@ export class StopWatch {
       waitSeconds,
       proxyId: this.#proxyId,
       applied: this.#document?.seq,
+      trusted: this.#trust.trusted,
       signal: this.#ended.signal,
     });
     if (answer.text !== undefined) await this.#take(answer.text);
     this.#etag = answer.etag;
-    this.#heardAt = performance.now();
+    await this.#heard(answer.current);
     return answer.text !== undefined;
+  }
+
+  /**
+   * Takes note of the control plane's word that the document in force is the current one. Its time counts, not that of its arrival:
+   * whoever is between could give it later, again and again.
+   */
+  async #heard(text: string | undefined): Promise<void> {
+    const document = this.#document;
+    if (!document) throw new StopsError('format', 'there is no document');
+    const at = await this.#trust.heardAt(text, { what: 'stops', seq: document.seq, hash: stopsHash(document) });
+    const age = Math.max(0, this.#clock.now() - at);
+    // by a clock that is behind, what was said has no age: then at least it must not have been said before
+    if (age === 0 && at <= this.#saidAt) return;
+    this.#saidAt = Math.max(this.#saidAt, at);
+    this.#heardAt = Math.max(this.#heardAt, performance.now() - age);
+    if (age > OLD_MS && !this.#old) {
+      this.#log.warn(
+        { seconds: Math.round(age / 1000) },
+        'what the control plane says of stops is old: compare the clocks',
+      );
+    }
+    this.#old = age > OLD_MS;
+    this.#unwritten = true;
+    if (performance.now() - this.#writtenAt >= HEARD_MS) this.#writeHeard(document.tenant);
+  }
+
+  /** Without it on disk, or with an older time, the next start denies sooner. */
+  #writeHeard(tenant: string): void {
+    this.#writtenAt = performance.now();
+    this.#unwritten = false;
+    try {
+      const heard = { v: 1, tenant, at: Math.round(this.#clock.now() - (performance.now() - this.#heardAt)) };
+      const mac = this.#trust.mac(heard).toString('hex');
+      writeAtomically(path.join(this.#dir, HEARD_FILE), JSON.stringify({ heard, mac }));
+    } catch (error) {
+      this.#log.warn({ detail: (error as Error).message }, 'when the control plane was heard could not be written');
+    }
+  }
+
+  /** A restart begins no new grace: whoever can restart a proxy would otherwise keep every stop from it. */
+  #restoreHeard(tenant: string): void {
+    try {
+      const { heard, mac } = JSON.parse(readFileSync(path.join(this.#dir, HEARD_FILE), 'utf8'));
+      const age = this.#clock.now() - heard.at;
+      // of a clock that was set back it is not known how long ago that is
+      if (heard.v !== 1 || heard.tenant !== tenant || !(age >= 0)) return;
+      if (equalSecret(this.#trust.mac(heard), Buffer.from(String(mac), 'hex'))) this.#heardAt = performance.now() - age;
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return;
+      this.#log.warn({ detail: (error as Error).message }, 'when the control plane was heard cannot be read');
+    }
   }
 
   async #take(text: string): Promise<void> {

@@ -1,6 +1,8 @@
 import { z } from 'zod';
 import { isReservedProxyId } from '../domain/proxy-ids.ts';
 import { AppError } from '../errors.ts';
+import { CURRENT_HEADER, TRUSTED_HEADER } from '../keys/current.ts';
+import type { CurrentSigner } from '../keys/current-signer.ts';
 import { AtOnce } from '../rpc/at-once.ts';
 import { text } from '../rpc/fields.ts';
 import { longPoll, MOST_POLLS } from '../rpc/long-poll.ts';
@@ -9,10 +11,13 @@ import type { Stops } from './stops.ts';
 
 const HEADERS = {
   ETag: { description: 'The hash of what the document says, in quotes' },
+  'X-Svc-Current': {
+    description: 'The control plane’s signed and dated word that this is the current document (compact JWS)',
+  },
 } as const;
 
 /** The signed document of the stops in force, which proxies poll. */
-export function stopsRoute(stops: Stops): PlainRoute {
+export function stopsRoute(stops: Stops, current: CurrentSigner): PlainRoute {
   const atOnce = new AtOnce(MOST_POLLS);
   return {
     method: 'GET',
@@ -39,6 +44,7 @@ export function stopsRoute(stops: Stops): PlainRoute {
       request: {
         'If-None-Match': { description: 'The entity tag of the document that the caller has' },
         Prefer: { description: 'wait=N: wait up to N seconds, at most 60, for another document (RFC 7240)' },
+        'X-Svc-Trusted-Keys': { description: 'The ids of the only keys that the caller trusts, separated by commas' },
       },
       answer: { 200: HEADERS, 304: HEADERS },
     },
@@ -56,7 +62,15 @@ export function stopsRoute(stops: Stops): PlainRoute {
         look: () => stops.standing(tenantId),
         wait: (hash, seconds, signal) => stops.waitForChange(tenantId, hash, seconds, signal),
       });
-      reply.headers({ etag: `"${found.hash}"`, 'cache-control': 'private, no-cache', vary: 'authorization' });
+      reply.headers({
+        etag: `"${found.hash}"`,
+        [CURRENT_HEADER]: current.sign(
+          { what: 'stops', tenant: tenantId, seq: found.seq, hash: found.hash },
+          String(call.request.headers[TRUSTED_HEADER] ?? ''),
+        ),
+        'cache-control': 'private, no-cache',
+        vary: 'authorization',
+      });
       if (unchanged) return reply.code(304).send();
       return reply.type('application/jose').send(found.jws);
     },

@@ -81,6 +81,7 @@ class World {
     const governance = new Governance({ control, key: () => key!, dir, scopes: null, stale: 'deny', clock, log });
     await governance.start();
     const stops = new StopWatch({ control, trust: governance, dir, proxyId: 'p', clock, log });
+    await stops.start(this.tenant.id);
     const spool = Spool.open(path.join(dir, 'spool'), { maxBytes: 1024 * 1024, outcomeWaitMs: 0 })!;
     const enforcer = new Enforcer({
       ...{
@@ -99,7 +100,7 @@ class World {
     });
     onTestFinished(async () => {
       control.close();
-      await governance.stop();
+      await Promise.all([governance.stop(), stops.stop()]);
       await spool.close();
     });
     const ask: Ask = async ({ agent = 'bot-1', hold, amount, currency = 'EUR', ...action }) => {

@@ -508,6 +508,8 @@ async function enforcement() {
   await governance.start();
   onTestFinished(() => governance.stop());
   const stops = new StopWatch({ ...parts, trust: governance, proxyId: 'p' });
+  await stops.start(governance.knownTenant);
+  onTestFinished(() => stops.stop());
   const spool = open(path.join(dir, 'spool'));
   const enforcer = new Enforcer({
     ...{ governance, stops, spool, holds: new Holds(control), proxyId: 'p', control, clock, log },

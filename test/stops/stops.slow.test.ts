@@ -1,6 +1,7 @@
-import { createServer, request as send } from 'node:http';
+import { createServer, type IncomingHttpHeaders, request as send } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { beforeAll, describe, expect, test } from 'vitest';
+import { signerOfCurrent } from '../../server/keys/current.ts';
 import { openStops, StopsError } from '../../server/stops/document.ts';
 import { sql } from '../helpers/api.ts';
 import { atEnd } from '../helpers/cleanups.ts';
@@ -292,14 +293,27 @@ describe('the document that proxies poll', () => {
   });
 });
 
-/** Between a proxy and the control plane: a network that can be cut. */
-async function relay(): Promise<{ url: string; cut: boolean }> {
-  const state = { url: '', cut: false };
+/**
+ * Between a proxy and the control plane: a network that can be cut, and where someone can give old answers to its polls, or unsigned
+ * ones.
+ */
+async function relay(): Promise<{ url: string; cut: boolean; forges: undefined | 'old' | 'unsigned' }> {
+  const state = { url: '', cut: false, forges: undefined as undefined | 'old' | 'unsigned' };
+  const seen = new Map<string, IncomingHttpHeaders>();
   // the server is gone before the relay is
   const target = server.url;
   const between = createServer((request, response) => {
     if (state.cut) return request.socket.destroy();
     const onward = send(target + request.url, { method: request.method, headers: request.headers }, (answer) => {
+      const path = request.url!.replace(/\?.*/, '');
+      const before = seen.get(path);
+      if (state.forges && before) {
+        const { 'content-length': _, 'x-svc-current': current, ...headers } = before;
+        response.writeHead(304, { ...headers, ...(state.forges === 'old' && { 'x-svc-current': current }) }).end();
+        answer.resume();
+        return;
+      }
+      if (/bundle|stops/.test(path)) seen.set(path, answer.headers);
       response.writeHead(answer.statusCode!, answer.headers);
       answer.pipe(response);
     });
@@ -381,6 +395,13 @@ describe('a proxy', () => {
       return response.status === 503 || response.status === 403 ? response.text() : undefined;
     }, 'it is denied');
     expect(stale).toContain('which stops are in force');
+    const ready = await fetch(`${proxy.url}/readyz`);
+    expect(ready.status).toBe(503);
+    expect(await ready.json()).toMatchObject({ faults: ['stops_stale'] });
+    // a restart begins no other grace
+    await proxy.kill();
+    await proxy.start();
+    await proxy.call(503, 'POST /api/x', world.agentKey, { body: {} });
     link.cut = false;
     await until(
       async () =>
@@ -389,6 +410,28 @@ describe('a proxy', () => {
       'it works again',
     );
     await world.tenant.set({ stop_grace_seconds: null });
+  });
+
+  test.each(['old', 'unsigned'] as const)('counts %s answers as none', async (forges) => {
+    const ask = async () => {
+      const headers = { authorization: `Bearer ${world.agentKey}` };
+      const response = await fetch(`${proxy.url}/api/x`, { method: 'POST', headers });
+      return `${response.status} ${await response.text()}`;
+    };
+    await world.tenant.set({ stop_grace_seconds: 5 });
+    await until(async () => (await ask()).startsWith('200'), 'it permits');
+    link.forges = forges;
+    const made = await stop(world.tenant.admin, { target_kind: 'agent', target_id: 'bot-1' });
+    const denied = await until(async () => {
+      const answer = await ask();
+      return !answer.startsWith('200') && answer;
+    }, 'it denies');
+    expect(denied).toMatch(/^503 .*which stops are in force/s);
+    link.forges = undefined;
+    await until(async () => (await ask()).includes('stopped: it misbehaves'), 'it hears of the stop');
+    await lift(await world.tenant.person('admin'), made.id);
+    await world.tenant.set({ stop_grace_seconds: null });
+    await until(async () => (await ask()).startsWith('200'), 'it permits again');
   });
 
   test('that has seen more than this database, which was set back, is stopped all the same', async () => {
@@ -494,4 +537,21 @@ describe('a proxy', () => {
     );
     expect((await server.core.stops.standing(own.id)).seq).toBe(made.seq);
   });
+});
+
+test('a proxy that trusts only a former key still hears with that key what is current', async () => {
+  const own = await server.tenant();
+  const { key } = await own.key('proxy');
+  const { current: former } = server.core.keyring;
+  const next = await server.core.keyring.rotate();
+  const heard = async (path: string, headers: Record<string, string>) => {
+    const response = await fetch(server.url + path, { headers: { authorization: `Bearer ${key}`, ...headers } });
+    await response.arrayBuffer();
+    return response.headers.get('x-svc-current')!;
+  };
+  for (const path of ['/v1/policies/bundle', '/v1/stops/document']) {
+    expect(signerOfCurrent(await heard(path, {}))).toBe(next.kid);
+    expect(signerOfCurrent(await heard(path, { 'x-svc-trusted-keys': 'made-up' }))).toBe(next.kid);
+    expect(signerOfCurrent(await heard(path, { 'x-svc-trusted-keys': `made-up,${former.kid}` }))).toBe(former.kid);
+  }
 });

@@ -1,10 +1,11 @@
 import { createPublicKey, type JsonWebKey } from 'node:crypto';
 import { mkdirSync } from 'node:fs';
 import path from 'node:path';
+import { openCurrent } from '../../server/keys/current.ts';
 import { systemClock } from '../../server/lib/clock.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { ControlPlane } from '../../server/proxy/control-plane.ts';
-import { StopWatch } from '../../server/proxy/stops.ts';
+import { StopWatch, type Trust } from '../../server/proxy/stops.ts';
 
 /** So many proxies as far as stops go: the proxy's own code, each with its polls and its file. */
 export async function startWatches(options: {
@@ -19,7 +20,15 @@ export async function startWatches(options: {
   const jwks = (await probe.keys()) as (JsonWebKey & { kid: string })[];
   probe.close();
   const keys = new Map(jwks.map((jwk) => [jwk.kid, createPublicKey({ key: jwk, format: 'jwk' })]));
-  const trust = { tenant: async () => tenant, keyFor: (kid: string) => keys.get(kid), renewKeys: async () => {} };
+  const keyFor = (kid: string) => keys.get(kid);
+  const trust: Trust = {
+    tenant: async () => tenant,
+    keyFor,
+    renewKeys: async () => {},
+    trusted: undefined,
+    heardAt: async (text, standing) => openCurrent(text, keyFor, { ...standing, tenant }),
+    mac: () => Buffer.alloc(32),
+  };
   const all: StopWatch[] = [];
   for (let n = 0; n < count; n++) {
     const own = path.join(dir, String(n));

@@ -19120,6 +19120,8 @@ export interface operations {
                 "If-None-Match"?: string;
                 /** @description wait=N: wait up to N seconds, at most 60, for another bundle (RFC 7240) */
                 Prefer?: string;
+                /** @description The ids of the only keys that the caller trusts, separated by commas */
+                "X-Svc-Trusted-Keys"?: string;
             };
             path?: never;
             cookie?: never;
@@ -19138,6 +19140,8 @@ export interface operations {
                     "X-Svc-Bundle-Hash"?: string;
                     /** @description The sequence number of the bundle; a proxy refuses a lower one than it has seen */
                     "X-Svc-Bundle-Seq"?: number;
+                    /** @description The control plane’s signed and dated word that this is the current bundle (compact JWS) */
+                    "X-Svc-Current"?: string;
                     /** @description How often to poll */
                     "X-Svc-Poll-Seconds"?: number;
                     [name: string]: unknown;
@@ -19158,6 +19162,8 @@ export interface operations {
                     "X-Svc-Bundle-Hash"?: string;
                     /** @description The sequence number of the bundle; a proxy refuses a lower one than it has seen */
                     "X-Svc-Bundle-Seq"?: number;
+                    /** @description The control plane’s signed and dated word that this is the current bundle (compact JWS) */
+                    "X-Svc-Current"?: string;
                     /** @description How often to poll */
                     "X-Svc-Poll-Seconds"?: number;
                     [name: string]: unknown;
@@ -19183,6 +19189,8 @@ export interface operations {
                 "If-None-Match"?: string;
                 /** @description wait=N: wait up to N seconds, at most 60, for another document (RFC 7240) */
                 Prefer?: string;
+                /** @description The ids of the only keys that the caller trusts, separated by commas */
+                "X-Svc-Trusted-Keys"?: string;
             };
             path?: never;
             cookie?: never;
@@ -19197,6 +19205,8 @@ export interface operations {
                     "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
                     /** @description The hash of what the document says, in quotes */
                     ETag?: string;
+                    /** @description The control plane’s signed and dated word that this is the current document (compact JWS) */
+                    "X-Svc-Current"?: string;
                     [name: string]: unknown;
                 };
                 content: {
@@ -19211,6 +19221,8 @@ export interface operations {
                     "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
                     /** @description The hash of what the document says, in quotes */
                     ETag?: string;
+                    /** @description The control plane’s signed and dated word that this is the current document (compact JWS) */
+                    "X-Svc-Current"?: string;
                     [name: string]: unknown;
                 };
                 content?: never;
