@@ -283,6 +283,10 @@ describe('a server of the stateless revision behind a route', () => {
       { resultType: 'task', taskId: 'secret', content },
       { resultType: 'input_required', inputRequests: { secret: { method: 'roots/list' } }, requestState: 'secret' },
       { resultType: 7, content },
+      { content, isError: 'secret' },
+      { content, isError: { a: 'secret' } },
+      { content, isError: 7 },
+      { content, isError: null },
     ]) {
       answers = () => ({ resultType: 'complete', ...result });
       const answer = await post({

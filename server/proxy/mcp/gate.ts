@@ -537,6 +537,8 @@ function maskTool(result: ToolResult, masks: readonly Mask[]): ToolResult | unde
   if (result.resultType !== undefined && result.resultType !== 'complete') return undefined;
   const { content: given = [], structuredContent: structured, isError } = result;
   if (!Array.isArray(given) || (structured !== undefined && Object(structured) !== structured)) return undefined;
+  // it is passed on as it is
+  if (isError !== undefined && typeof isError !== 'boolean') return undefined;
   const content: ToolResult['content'] = [];
   for (const item of given as unknown[]) {
     const text = isObject(item) && item.type === 'text' ? maskText(item.text, masks) : undefined;
@@ -556,7 +558,8 @@ function maskResource(result: Result, masks: readonly Mask[]): Result | undefine
   for (const item of result.contents as unknown[]) {
     const { uri, mimeType, text: given } = isObject(item) ? item : {};
     const text = maskText(given, masks);
-    if (text === undefined) return undefined;
+    if (text === undefined || typeof uri !== 'string') return undefined;
+    if (mimeType !== undefined && typeof mimeType !== 'string') return undefined;
     contents.push({ uri, ...(mimeType !== undefined && { mimeType }), text });
   }
   return { contents };
