@@ -11,8 +11,15 @@ import { nextTurn } from '../lib/pause.ts';
 import type { Span } from '../lib/telemetry/names.ts';
 import { siblingOf, type Trace } from '../lib/trace.ts';
 import { doubtfulMatch, type Match } from '../policy/evaluation/evaluate.ts';
+import type { LimitHit } from '../policy/evaluation/limits.ts';
 import { type Mask, parseMask } from '../policy/evaluation/masks.ts';
-import { decide, InexactAction, type PointFields, type UseRefusal } from '../policy/evaluation/protocol.ts';
+import {
+  decide,
+  InexactAction,
+  type PointFields,
+  type Taking,
+  type UseRefusal,
+} from '../policy/evaluation/protocol.ts';
 import type { Registry } from '../policy/evaluation/registry.ts';
 import { decisionSpan } from '../policy/evaluation/span.ts';
 import type { Agent } from './agents.ts';
@@ -56,6 +63,8 @@ export interface Attempt
   resume?: boolean;
   /** If set, why it is denied whatever the policies say. */
   refused?: string;
+  /** Limits that an earlier round of the same call was counted against: it is not counted twice. */
+  counted?: ReadonlySet<string>;
   /** If set, why the action cannot be held: what a policy would hold is then denied. */
   unholdable?: string;
   /** The protocol method of the request, for spans. */
@@ -104,6 +113,8 @@ export type Ruling = { eventId: string } & (
       trace: Trace;
       /** Whether the exact same rules would permit it now. */
       stands: () => boolean;
+      /** The limits that it, or an earlier round of the same call, was counted against. */
+      limits: ReadonlySet<string>;
       /** To be called once, when it is over and before the agent can know, so that the next decision takes it into account. */
       done: Done;
       onCut: OnCut;
@@ -250,6 +261,15 @@ export class Enforcer {
     return { denied: standing.engine.deniesAlways(request), masked: standing.engine.mayMask(request) };
   }
 
+  /**
+   * Why this agent gets nothing from a tool server now, not even what no policy decides on: a stop denies it everything there.
+   * Undefined if none does.
+   */
+  stopped({ id, role }: Agent, tool_server: string, session_id: string): string | undefined {
+    const stop = this.#stops.of({ agent_id: id, agent_role: role, tool_server, session_id });
+    return stop?.mode === 'deny' ? stopReason(stop) : undefined;
+  }
+
   /** What the bundle in force says about tools and agents; undefined if there is none. */
   get registry(): Registry | undefined {
     const { standing } = this.#governance;
@@ -258,7 +278,7 @@ export class Enforcer {
 
   async #rule(attempt: Attempt, began: number): Promise<Ruling> {
     const now = this.#clock.now();
-    const { agent, asks, cuts, escrowId, meanwhile, refused, resume, summary, trace, unholdable } = attempt;
+    const { agent, asks, counted, cuts, escrowId, meanwhile, refused, resume, summary, trace, unholdable } = attempt;
     const valued = attempt.value && actionValue(attempt.arguments, attempt.value);
     const doubt = valued?.doubt;
     const request: ActionRequest = {
@@ -291,6 +311,7 @@ export class Enforcer {
     let used: UsedApproval | undefined;
     let matched: { asked: ActionRequest; match: Match } | undefined;
     let event: Record<string, unknown> | undefined;
+    const limits = new Set(counted);
     const unheld = (error: unknown) => {
       if (!(error instanceof ControlPlaneError)) throw error;
       this.#log.error({ detail: error.message }, 'a hold could not be opened');
@@ -339,7 +360,11 @@ export class Enforcer {
           }
         },
         take: async (asked) => {
-          const taking = await this.#limits.take(asked, agent.id);
+          const left = (hits: readonly LimitHit[]) => hits.filter((hit) => !counted?.has(limitOf(hit)));
+          const uncounted = { ...asked, limits: left(asked.limits), checked: left(asked.checked) };
+          for (const hit of uncounted.limits) limits.add(limitOf(hit));
+          if (uncounted.limits.length + uncounted.checked.length === 0) return NOTHING_TAKEN;
+          const taking = await this.#limits.take(uncounted, agent.id);
           if ('unavailable' in taking) standstill = 'control_plane_away';
           return taking;
         },
@@ -433,6 +458,7 @@ export class Enforcer {
           decision: verdict.decision,
           masks: (verdict.masks ?? []).map(parseMask),
           spent: hold !== undefined,
+          limits,
           trace,
           stands: () => {
             const { standing: current } = this.#governance;
@@ -552,6 +578,12 @@ export class Enforcer {
       this.#log.error({ err, hold: id }, 'a hold without a record could not be cancelled');
     }
   }
+}
+
+const NOTHING_TAKEN: Taking = { exceeded: new Map(), giveBack: async () => {} };
+
+function limitOf({ rule_id, kind, key }: LimitHit): string {
+  return JSON.stringify([rule_id, kind, key]);
 }
 
 /** What a decision is based on: the texts of its rules. */

@@ -67,6 +67,8 @@ export class HttpFront {
   readonly #trusted: BlockList;
   readonly #server: http.Server | https.Server;
   readonly #upstreams: Upstreams;
+  /** What is answered, of which the request may have gone to an upstream. */
+  readonly #left = new WeakSet<ServerResponse>();
   /** Called for every request that ended without a decision. */
   onRefusal: (code: string) => void = () => {};
 
@@ -153,7 +155,10 @@ export class HttpFront {
       } else {
         this.onRefusal('INTERNAL');
         this.#log.error({ err: error }, 'the proxy failed');
-        sendProblem(request, response, 500, 'INTERNAL', 'the proxy failed; nothing was forwarded');
+        const what = this.#left.has(response)
+          ? 'the proxy failed after the request may have left it: whether it was carried out is not known'
+          : 'the proxy failed; nothing was forwarded';
+        sendProblem(request, response, 500, 'INTERNAL', what);
       }
     }
   }
@@ -184,7 +189,10 @@ export class HttpFront {
       this.#trusted,
     );
     const { route, rest } = found;
-    if (!('to' in route)) return this.#mcp(route, identify, request, response, sourceIp || undefined);
+    if (!('to' in route)) {
+      this.#left.add(response);
+      return this.#mcp(route, identify, request, response, sourceIp || undefined);
+    }
     return this.#forwardDecided({
       request,
       response,
@@ -277,6 +285,7 @@ export class HttpFront {
         bytes = Buffer.from(JSON.stringify(applyMasks(JSON.parse(body.bytes.toString()), masks)));
       }
       const { headers = this.#upstreams.headers(call, url, body, masks), prepared } = ahead;
+      this.#left.add(response);
       await this.#upstreams.forward({ call, url, headers, said, bytes, masks, done, onCut, prepared });
     } catch (error) {
       if (!response.headersSent) say();

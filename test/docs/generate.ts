@@ -11,6 +11,7 @@ import { EVENTS } from '../../server/domain/events.ts';
 import { HOLD_KIND_NAMES, holdKind } from '../../server/domain/hold-kinds.ts';
 import { schemaFor } from '../../server/policy/language/schema.ts';
 import { proxySettingsHelp } from '../../server/proxy/config.ts';
+import { memberTable } from '../../server/proxy/mcp/members.ts';
 import { GUARDED_SETTINGS, Settings, settingsOf } from '../../server/tenants/settings.ts';
 import { BENCHES, benchOf } from '../bench/list.ts';
 import { duration } from '../bench/report.ts';
@@ -93,6 +94,19 @@ function templates(): string {
 export const PARTS: Record<string, { page: string; text: () => string }> = {
   'server-settings': { page: 'docs/operation.md', text: () => settings(serverSettingsHelp()) },
   'proxy-settings': { page: 'docs/proxy.md', text: () => settings(proxySettingsHelp()) },
+  'mcp-members': {
+    page: 'docs/proxy.md',
+    text: () =>
+      table(
+        ['message', 'revision', 'decided on', 'also forwarded'],
+        memberTable().map(({ message, era, decided, others }) => [
+          message,
+          era,
+          decided.map(code).join(', '),
+          others.map(code).join(', '),
+        ]),
+      ),
+  },
   'tenant-settings': { page: 'docs/people.md', text: tenantSettings },
   commands: {
     page: 'docs/operation.md',

@@ -54,7 +54,7 @@ describe('a request of a session that is cancelled', () => {
     const cuts = new Set<(instead: Answer) => void>();
     const gate = {
       governs: (method: string) => method === 'tools/call',
-      passes: () => true,
+      stopped: () => undefined,
       lists: () => false,
       held: { waitMs: 0 },
       tasks: { said: (message: Message) => message, told: (message: Message) => message },
@@ -63,6 +63,7 @@ describe('a request of a session that is cancelled', () => {
         masked: params.name === 'masked',
         spent: false,
         stands: () => true,
+        limits: new Set(),
         answered: (answer) => {
           outcomes.push('answered');
           return answer;
@@ -179,6 +180,7 @@ describe('a subscription', () => {
     const made = new Exchange({
       gate: {
         governs: () => false,
+        stopped: () => undefined,
         lists: () => false,
         tasks: { told: (message: Message) => message },
         admit: async () => ({ sent: (request: Request) => request, masked: false, ended() {} }),

@@ -12,6 +12,7 @@ function admitted(spent: boolean): Admitted & { outcomes: string[] } {
     masked: false,
     spent,
     stands: () => true,
+    limits: new Set(),
     answered: (answer) => answer,
     ended: (o) => outcomes.push(o),
     onCut: () => () => {},
@@ -30,7 +31,7 @@ test('a state is good until it expires, and then for nothing', () => {
   now += 10 * 60_000;
   expect(rounds.resume(state, asking)).toEqual({ refused: 'request_state_expired' });
   now -= 1;
-  expect(rounds.resume(state, asking)).toEqual({ admitted: call, state: 'theirs' });
+  expect(rounds.resume(state, asking)).toEqual({ admitted: call, state: 'theirs', call: expect.any(String) });
   expect(rounds.resume(state, asking)).toEqual({ refused: 'request_state_used' });
 });
 

@@ -104,6 +104,13 @@ test('a task whose tool wants input asks for it, and acts once', async () => {
   expect(lines()).toEqual([]);
   const inputResponses = { purpose: { action: 'accept', content: { purpose: 'rent' } } };
   expect((await ask('tasks/update', { taskId, inputResponses })).result).toMatchObject({ resultType: 'complete' });
+  // what the tool is told is part of what is approved
+  const waits = await get(taskId);
+  expect(waits).toMatchObject({ status: 'working', statusMessage: expect.stringContaining('0 of 1') });
+  const later = /esc_\w+/.exec(waits.statusMessage)![0];
+  expect(later).not.toBe(holdOf(taskId));
+  expect(lines()).toEqual([]);
+  await vote(later, 'approve');
   expect(await get(taskId)).toMatchObject({
     status: 'completed',
     result: { content: [{ text: 'sent to bob for rent' }] },

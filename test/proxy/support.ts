@@ -177,8 +177,8 @@ export class Upstream {
     atEnd(() => this.stop());
   }
 
-  async start(): Promise<this> {
-    this.#server.listen(0, '127.0.0.1');
+  async start(port = 0): Promise<this> {
+    this.#server.listen(port, '127.0.0.1');
     await once(this.#server, 'listening');
     this.url = `http://127.0.0.1:${(this.#server.address() as AddressInfo).port}`;
     return this;

@@ -1,5 +1,4 @@
 import { folded } from '../../lib/folded.ts';
-import type { Notification, Request } from './wire.ts';
 
 /** What each MCP method is to the policies. */
 
@@ -39,6 +38,11 @@ export function actionType(method: string): string | undefined {
   return PLUMBING.has(method) ? undefined : Object.hasOwn(TYPES, method) ? TYPES[method] : 'mcp_request';
 }
 
+/** Whether the request is part of the protocol itself, rather than an action. */
+export function isPlumbing(method: string): boolean {
+  return PLUMBING.has(method);
+}
+
 /** A list of what can be requested: the member that holds it, and the method that requests one of its items. */
 export const LISTS: Readonly<Record<string, { member: string; method: string }>> = {
   'tools/list': { member: 'tools', method: 'tools/call' },
@@ -47,29 +51,10 @@ export const LISTS: Readonly<Record<string, { member: string; method: string }>>
   'resources/templates/list': { member: 'resourceTemplates', method: 'resources/read' },
 };
 
-/** Notifications of a client that belong to the protocol. */
-const NOTIFICATIONS =
-  /^notifications\/(?:initialized|cancelled|progress|message|roots\/list_changed|tasks\/status|elicitation\/complete)$/;
-
-export function isKnownNotification({ method }: Notification): boolean {
-  return NOTIFICATIONS.test(method);
-}
-
-/** Members of requests. Servers that ignore case would mistake others for these, and do something that was not decided on. */
-const MEMBERS = [
-  ...['_meta', 'name', 'arguments', 'uri', 'ref', 'argument', 'context', 'task', 'taskId'],
-  ...['inputResponses', 'requestState'],
-];
-const FOLDED = new Map(MEMBERS.map((name) => [folded(name), name]));
-
-/** Throws a RangeError for a member that is spelled differently than in the protocol. */
-export function assertSpelling({ params = {} }: Request): void {
-  for (const key of Object.keys(params)) {
-    const meant = FOLDED.get(folded(key));
-    if (meant === undefined || meant === key) continue;
-    throw new RangeError(`${JSON.stringify(key)} is not how ${meant} is written`);
-  }
-}
+/** In a call: the hold that it waited for. */
+export const META_ESCROW_ID = 'svc/escrow-id';
+/** In a call: the session that it belongs to, if there is no protocol session to say so. */
+export const META_SESSION = 'svc/session';
 
 const DEFINING = ['name', 'title', 'description', 'inputSchema', 'outputSchema', 'annotations'];
 const FOLDED_DEFINING = new Map(DEFINING.map((name) => [folded(name), name]));

@@ -79,7 +79,8 @@ export class CommandPlace implements Place {
       const sent = child
         .send({ ...request, id, params: { ...params, _meta: { ..._meta, ...token } } })
         .catch((error) => {
-          throw new Unreachable((error as Error).message);
+          // it is refused before anything is written
+          throw new Unreachable((error as Error).message, { sent: false });
         });
       // a server that does not read its input must not hold up a client that leaves
       return await Promise.race([promise, sent.then(() => promise)]);
@@ -99,7 +100,8 @@ export class CommandPlace implements Place {
     child.onerror = (error) => this.#onerror(error);
     child.onclose = () => {
       if (this.#shared === child) this.#shared = undefined;
-      for (const { fail } of this.#waiting.values()) fail(new Unreachable('the tool server has ended'));
+      for (const { fail } of this.#waiting.values())
+        fail(new Unreachable('the tool server has ended', { sent: child.started }));
     };
     await child.start();
     return child;

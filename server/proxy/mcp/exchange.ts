@@ -3,11 +3,14 @@ import { sha256Tag } from '../../lib/crypto.ts';
 import type { Log } from '../../lib/log.ts';
 import { traceOf } from '../../lib/trace.ts';
 import { type Agent, AgentError, isPlain } from '../agents.ts';
-import { type Admitted, type Caller, type Gate, META_ESCROW_ID, META_SESSION } from './gate.ts';
+import type { Hold } from '../control-plane.ts';
+import { isPlumbing, META_ESCROW_ID, META_SESSION } from './actions.ts';
+import type { Admitted, Caller, Gate } from './gate.ts';
+import { hasRounds, isOfEra, reducedRequest, withoutOwn } from './members.ts';
 import { PAGE_WAIT_MS } from './page.ts';
 import { mismatch } from './param-headers.ts';
-import { type On, Unreachable } from './place.ts';
-import type { Resumed, Rounds } from './rounds.ts';
+import { type On, UNKNOWN, Unreachable, withoutAnswer } from './place.ts';
+import type { Asking, Resumed, Rounds } from './rounds.ts';
 import { ofNoTask } from './tasks.ts';
 import type { Upstream } from './upstream.ts';
 import { TASK_METHODS, TASKS, type Waiting } from './waiting.ts';
@@ -54,9 +57,6 @@ export interface ExchangeParts {
   onPolicyChange: (listener: () => void) => () => void;
 }
 
-/** In an error's data: the tool server could not be reached, or was gone before it answered. */
-export const UNREACHABLE = { unreachable: true };
-
 /** Answers requests of the revision without sessions. */
 export interface Served {
   /** The answer; undefined if `signal` has fired. Rejects with an AgentError if the agent is not known. */
@@ -77,11 +77,13 @@ export interface Serving {
   waitMs?: number | undefined;
   /** The session that it belongs to, if the client has one with the proxy. */
   session?: string | undefined;
+  /** Called if the request is held, and the client was offered no way to wait for that. */
+  onHold?: (hold: Hold) => void;
 }
 
 /**
  * MCP without sessions (2026-07-28): one request in, one answer out. What the gate governs is decided before it goes to the
- * server, once for all rounds of a call.
+ * server; a later round of a call, with the input that it brings.
  */
 export class Exchange implements Served {
   readonly #parts: ExchangeParts;
@@ -91,10 +93,11 @@ export class Exchange implements Served {
     this.#parts = parts;
   }
 
-  async serve(request: Request, from: Serving): Promise<Answer | undefined> {
-    const { id, method } = request;
+  async serve(given: Request, from: Serving): Promise<Answer | undefined> {
+    const { id, method } = given;
     const { gate, log, waiting } = this.#parts;
     const agent = await from.agent();
+    let request = given;
     const caller: Caller = {
       agent: from.agent,
       session: (now) => from.session ?? sessionOf(request, now),
@@ -105,17 +108,28 @@ export class Exchange implements Served {
       if (fault && fault.error.code !== UNSUPPORTED_VERSION) return fault;
       if (from.mismatch !== undefined) return await this.#mismatched(request, caller, from, from.mismatch);
       if (fault) return fault;
+      if (isPlumbing(method)) {
+        const stopped = gate.stopped(agent, caller.session(agent));
+        if (stopped !== undefined) return gate.stoppedAnswer(id, stopped);
+        if (!isOfEra(method, 'stateless')) return failure(id, METHOD_NOT_FOUND, `${method} is not of this revision`);
+      }
+      try {
+        request = reducedRequest(given, 'stateless');
+      } catch (error) {
+        if (error instanceof RangeError) return failure(id, INVALID_PARAMS, error.message);
+        throw error;
+      }
       if (TASK_METHODS.has(method) && waiting.knows(request) !== 'task') {
         const data = { requiredCapabilities: { extensions: { [TASKS]: {} } } };
         return failure(id, MISSING_CAPABILITY, 'Missing required client capability', data);
       }
       if (waiting.serves(request)) {
-        const call = (sent: Request, signal: AbortSignal) =>
+        const call = (sent: Request, signal: AbortSignal, onHold: (hold: Hold) => void) =>
           this.#govern(
             sent,
             agent,
             caller,
-            { agent: from.agent, sourceIp: from.sourceIp, session: from.session, notify: () => {}, signal },
+            { agent: from.agent, sourceIp: from.sourceIp, session: from.session, notify: () => {}, signal, onHold },
             false,
           );
         return complete(await waiting.serve(request, agent, call));
@@ -128,7 +142,7 @@ export class Exchange implements Served {
         return unknown ? failure(id, INVALID_PARAMS, 'there is no such task') : complete(answer);
       }
       if (method === 'subscriptions/listen') return complete(await this.#listen(request, agent, caller, from));
-      const answer = await this.#post(ofNoTask(request), agent, from);
+      const answer = await this.#post(withoutOwn(ofNoTask(request)), agent, from);
       if (!answer || 'error' in answer) return answer;
       const { result } = answer;
       if (gate.lists(method)) {
@@ -141,7 +155,7 @@ export class Exchange implements Served {
       if (from.signal.aborted) return undefined;
       if (error instanceof Unreachable) {
         log.warn({ detail: error.message }, 'the tool server gave no answer');
-        return failure(id, INTERNAL_ERROR, 'the tool server cannot be reached', UNREACHABLE);
+        return withoutAnswer(id, error).answer;
       }
       log.error({ err: error }, 'the proxy failed');
       return failure(id, INTERNAL_ERROR, 'the proxy failed');
@@ -158,7 +172,7 @@ export class Exchange implements Served {
 
   /** `offers`: the client may be offered another way to wait for a hold than repeating its call. */
   async #govern(
-    request: Request,
+    asked: Request,
     agent: Agent,
     caller: Caller,
     from: Serving,
@@ -166,36 +180,55 @@ export class Exchange implements Served {
   ): Promise<Answer | undefined> {
     const { gate, rounds, upstream, waiting } = this.#parts;
     const { signal, notify, headers } = from;
-    if (headers && request.method === 'tools/call') {
+    if (headers && asked.method === 'tools/call') {
       // while the server is unreachable, the call is decided all the same; the client's headers never go to it
-      const declared = await upstream.declared(request, signal).catch((error) => {
+      const declared = await upstream.declared(asked, signal).catch((error) => {
         if (error instanceof Unreachable) return [];
         throw error;
       });
-      const what = mismatch(declared, request.params?.arguments, headers);
-      if (what !== undefined) return this.#mismatched(request, caller, from, what);
+      const what = mismatch(declared, asked.params?.arguments, headers);
+      if (what !== undefined) return this.#mismatched(asked, caller, from, what);
     }
-    const holdId = waiting.holdOf(request, agent);
-    if (holdId !== undefined) return this.#released(request, agent, caller, from, holdId);
+    const holdId = waiting.holdOf(asked, agent);
+    if (holdId !== undefined) return this.#released(asked, agent, caller, from, holdId);
+    const asking = { agent, action: essenceOf(gate.server, asked) };
+    const request = this.#round(asked, asking);
     const { requestState, ...params } = request.params ?? {};
-    const asking = { agent, action: essenceOf(gate.server, request) };
-    const resumed: Resumed = requestState === undefined ? { state: undefined } : rounds.resume(requestState, asking);
+    const given = hasRounds(request.method) ? params.inputResponses : undefined;
+    const resumed: Resumed =
+      requestState !== undefined
+        ? rounds.resume(requestState, asking)
+        : given === undefined
+          ? { state: undefined }
+          : { refused: 'input_not_asked_for' };
     if ('refused' in resumed) {
-      await gate.admit(request, caller, { signal, notify, refused: resumed.refused });
-      return failure(request.id, INVALID_PARAMS, 'the request state is not of this call, or was used', {
-        reason: resumed.refused,
-      });
+      const { refused: reason } = resumed;
+      await gate.admit(request, caller, { signal, notify, refused: reason });
+      const why =
+        requestState === undefined
+          ? 'inputResponses without the requestState that the proxy gave: no server has asked for them'
+          : 'the request state is not of this call, or was used';
+      return failure(request.id, INVALID_PARAMS, why, { reason });
     }
+    const before = 'admitted' in resumed ? resumed : undefined;
     let admitted: Admitted;
-    if ('admitted' in resumed) admitted = resumed.admitted;
+    // the server only wants to be asked again
+    if (before && given === undefined) admitted = before.admitted;
     else {
       // a client with another way to wait gets its first answer at once
       const waitMs = from.waitMs ?? (offers && !waiting.knows(request) ? undefined : 0);
-      const decided = await gate.admit(request, caller, { signal, notify, waitMs });
-      if (!decided) return undefined;
-      if ('instead' in decided) {
-        return (offers && decided.hold && waiting.offer(request, agent, decided.hold)) || decided.instead;
+      const counted = before && { counted: before.admitted.limits };
+      const decided = await gate.admit(request, caller, { signal, notify, waitMs, ...counted });
+      if (!decided || 'instead' in decided) {
+        const hold = decided?.hold;
+        if (before && hold) {
+          rounds.hold(before.call, before.admitted, asking, { requestState, inputResponses: given }, hold);
+        } else before?.admitted.ended(decided ? 'its server may not have the input' : 'cancelled');
+        if (!decided) return undefined;
+        if (hold && !offers) from.onHold?.(hold);
+        return (offers && hold && waiting.offer(request, agent, hold)) || decided.instead;
       }
+      before?.admitted.ended('its server gets the input that it wants', 'pending');
       admitted = decided;
     }
     const { state } = resumed;
@@ -219,8 +252,8 @@ export class Exchange implements Served {
       answer = instead ? undefined : await this.#post(sent, agent, admitted.masked ? quiet : going);
     } catch (error) {
       if (!instead) {
-        admitted.ended('tool server unreachable');
-        throw error;
+        admitted.ended(withoutAnswer(request.id, error).outcome);
+        throw error instanceof Unreachable ? error : new Unreachable((error as Error).message);
       }
     } finally {
       uncut();
@@ -237,7 +270,12 @@ export class Exchange implements Served {
     const wants = 'result' in answer && answer.result.resultType === 'input_required' ? answer.result : undefined;
     // a task's state shows what its server wants to know
     const inputRequests = 'result' in answer && !admitted.masked ? answer.result.inputRequests : undefined;
-    const denied = isObject(inputRequests) && (await this.#denied(inputRequests, caller, from));
+    const denied =
+      isObject(inputRequests) &&
+      (await this.#denied(inputRequests, caller, from).catch((error) => {
+        admitted.ended(UNKNOWN);
+        throw error;
+      }));
     if (denied) {
       admitted.ended('what the server wanted to know of the client is denied');
       return { ...denied, id: request.id };
@@ -251,6 +289,14 @@ export class Exchange implements Served {
     if (sealed !== undefined) return success(request.id, { ...wants, requestState: sealed });
     admitted.ended('withheld: the state of the server is too long');
     return failure(request.id, INTERNAL_ERROR, 'the tool server has a state that is too long to be carried');
+  }
+
+  /** A client that repeats a call of which a later round is held repeats that round. */
+  #round(request: Request, asking: Asking): Request {
+    const { requestState, inputResponses } = request.params ?? {};
+    if (!hasRounds(request.method) || requestState !== undefined || inputResponses !== undefined) return request;
+    const held = this.#parts.rounds.held(asking);
+    return held ? { ...request, params: { ...request.params, ...held } } : request;
   }
 
   /** A person was shown the page of the hold: the call is decided again, under that hold. */

@@ -14,7 +14,9 @@ import { Refusal } from '../problem.ts';
 import { isParsable } from '../requests.ts';
 import { type Ended, mcpEnded } from '../sessions.ts';
 import type { ToolRegistry } from '../tool-registry.ts';
-import { actionType, assertSpelling, isKnownNotification, LISTS, withoutRespelled } from './actions.ts';
+import { actionType, LISTS, META_ESCROW_ID, withoutRespelled } from './actions.ts';
+import { assertSpelling, hasRounds, withoutOwn } from './members.ts';
+import { outcomeWithout } from './place.ts';
 import type { Seal } from './seal.ts';
 import { type EndedTask, ForeignTask, ofNoTask, Tasks } from './tasks.ts';
 import {
@@ -35,11 +37,10 @@ import {
   VERSION_KEY,
 } from './wire.ts';
 
-/** Next to a tool's answer: what the proxy decided. In a call: the hold that it waited for. */
+/** Next to a tool's answer: what the proxy decided. */
 const META = 'svc/decision';
-export const META_ESCROW_ID = 'svc/escrow-id';
-/** In a call: the session that it belongs to, if there is no protocol session to say so. */
-export const META_SESSION = 'svc/session';
+/** Under `context`: what the client answers its server, in a later round of a call. */
+const INPUT = 'input_responses';
 /** How often the hold of a waiting call is looked up. */
 const LOOK_MS = 1000;
 
@@ -94,10 +95,12 @@ export interface Admitted {
   spent: boolean;
   /** Whether the exact same rules would permit it now. For requests that go to the server in several rounds. */
   stands: () => boolean;
+  /** The limits that it was counted against: a later round of the same call is not counted against them again. */
+  limits: ReadonlySet<string>;
   /** Records the outcome, and turns the server's answer into what the client gets. */
   answered: (answer: Answer) => Answer;
-  /** It ended without an answer. */
-  ended: (outcome: string) => void;
+  /** It ended without an answer, or (`pending`) goes on under another decision. */
+  ended: (outcome: string, said?: 'pending') => void;
   /**
    * Calls back, at most once and perhaps at once, with the answer for the client, when a stop requires the request to be given
    * up. To be called before anything is sent; call the returned function when the request is over.
@@ -134,9 +137,17 @@ export class Gate {
     return actionType(method) !== undefined;
   }
 
-  /** Whether a client's notification may go to the server. One that could be a server-defined action may not. */
-  passes(message: Notification): boolean {
-    return isKnownNotification(message) || (this.#parts.others === 'record' && !this.governs(message.method));
+  /**
+   * Why nothing at all of this agent goes to the server now, if so: a stop denies it everything. Actions are denied, and recorded,
+   * where they are decided.
+   */
+  stopped(agent: Agent, session: string): string | undefined {
+    return this.#parts.enforcer.stopped(agent, this.#parts.server, session);
+  }
+
+  /** The answer to a request of the protocol itself while `stopped` gives this reason. */
+  stoppedAnswer(id: Id, reason: string): Failure {
+    return refusal(id, DENIED, `Denied: ${reason}.`, { decision: 'deny', reason });
   }
 
   /**
@@ -154,6 +165,8 @@ export class Gate {
       refused?: string;
       of?: 'server';
       waitMs?: number | undefined;
+      /** Limits that an earlier round of the same call was counted against. */
+      counted?: ReadonlySet<string>;
     },
   ): Promise<Admitted | Refused | undefined> {
     const refuse = (code: number, message: string, meta: Record<string, unknown>): Refused => ({
@@ -170,11 +183,12 @@ export class Gate {
       const attempt = await this.#attempt(tasks?.sent(request) ?? request, agent, caller);
       const refused = on.refused ?? tasks?.foreign ?? (await this.#unfit(request, attempt));
       if (refused !== undefined) attempt.refused = refused;
+      if (on.counted) attempt.counted = on.counted;
       if (on.of === 'server') attempt.unholdable = 'what a server asks its client cannot be held';
       const records = this.#parts.others === 'record' && request.method !== 'tools/call' && refused === undefined;
       if (records) {
         attempt.unholdable = 'this is only recorded';
-        attempt.context = { enforced: false };
+        attempt.context = { ...(attempt.context as object | undefined), enforced: false };
       }
       const ruling = await this.#ruled(attempt, request, caller, on);
       if (on.signal.aborted) {
@@ -286,7 +300,10 @@ export class Gate {
   async #attempt(request: Request, agent: Agent, caller: Caller): Promise<Attempt> {
     const { method } = request;
     assertSpelling(request);
-    const { _meta, inputResponses: _given, requestState: _state, ...params } = request.params ?? {};
+    const { _meta, ...all } = request.params ?? {};
+    const { inputResponses, requestState: _state, ...first } = all;
+    const rounds = hasRounds(method);
+    const params: Record<string, unknown> = rounds ? first : all;
     const isTool = method === 'tools/call';
     const name = isTool ? params.name : method;
     const args = isTool ? (params.arguments ?? {}) : params;
@@ -306,6 +323,8 @@ export class Gate {
       tool_server: server,
       ...(isTool && { tool_pin: await this.#pin(name) }),
       arguments: args,
+      // what the client tells the server on its way is as much a part of the action as the arguments
+      ...(rounds && inputResponses !== undefined && { context: { [INPUT]: inputResponses } }),
       ...(isTool && { value }),
       session_id: caller.session(agent),
       source_ip: caller.sourceIp,
@@ -438,16 +457,19 @@ function admitted(
   tasks: AgentTasks | undefined,
   givenUp: (why: Cut) => Answer,
 ): Admitted {
-  const { masks, done, eventId, decision, spent, stands, trace, onCut, asked } = ruling;
+  const { masks, done, eventId, decision, spent, stands, limits, trace, onCut, asked } = ruling;
   return {
     sent: (asking) => {
       const request = tasks?.sent(asking) ?? asking;
-      const { _meta, inputResponses, requestState, ...rest } = request.params ?? {};
-      const { [META_ESCROW_ID]: _hold, [META_SESSION]: _session, tracestate: _state, ...meta } = _meta ?? {};
+      const { _meta, ...all } = withoutOwn(request).params ?? {};
+      const { inputResponses, requestState, ...first } = all;
+      const rounds = hasRounds(method);
+      const rest = rounds ? first : all;
+      const { tracestate: _state, ...meta } = _meta ?? {};
       const params = {
         ...(masks.length > 0 ? maskParams(method, rest, masks) : rest),
-        ...(inputResponses !== undefined && { inputResponses }),
-        ...(requestState !== undefined && { requestState }),
+        ...(rounds && inputResponses !== undefined && { inputResponses: maskInput(inputResponses, masks) }),
+        ...(rounds && requestState !== undefined && { requestState }),
         _meta: { ...meta, traceparent: traceparentOf(trace), ...(trace.state && { tracestate: trace.state }) },
       };
       return { ...request, ...(request.params && { params }) };
@@ -455,11 +477,17 @@ function admitted(
     masked: masks.length > 0,
     spent,
     stands,
+    limits,
     ended: done,
     onCut: (cut) => onCut((why) => cut(givenUp(why))),
     answered: (given) => {
       const answer = tasks?.answered(given) ?? given;
       if ('error' in answer) {
+        const none = outcomeWithout(answer);
+        if (none !== undefined) {
+          done(none);
+          return answer;
+        }
         done(`error ${answer.error.code}`, { succeeded: false });
         if (masks.length === 0) return answer;
         // an error's data can be anything, like a result, and has no form to which a mask could be reliably applied
@@ -486,11 +514,12 @@ function admitted(
 /** What proceeds although the policies did not permit it, because it is only recorded. */
 function unruled({ decision, eventId }: Refusing, tasks: AgentTasks | undefined): Admitted {
   return {
-    sent: (request) => tasks?.sent(request) ?? request,
+    sent: (request) => withoutOwn(tasks?.sent(request) ?? request),
     masked: false,
     spent: false,
     // it permits nothing
     stands: () => false,
+    limits: new Set(),
     ended: () => {},
     onCut: () => () => {},
     answered: (given) => {
@@ -509,6 +538,12 @@ function maskParams(method: string, asked: Params, masks: readonly Mask[]): Para
   }
   const params = maskedWith(asked, masks);
   return isObject(params) ? params : {};
+}
+
+/** Where policies see them: see `context` of an attempt. */
+function maskInput(inputResponses: unknown, masks: readonly Mask[]): unknown {
+  if (masks.length === 0) return inputResponses;
+  return (maskedWith({ [INPUT]: inputResponses }, masks) as Record<string, unknown>)[INPUT];
 }
 
 /** A tool's answer, as far as the proxy creates or masks it. */

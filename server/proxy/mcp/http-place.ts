@@ -4,14 +4,12 @@ import { EventSourceParserStream } from 'eventsource-parser/stream';
 import { encodeHeader, headerName } from './headers.ts';
 import { type Declared, declaredBy, headersOf } from './param-headers.ts';
 import { Outline } from './pipe.ts';
-import { type On, type Place, Unreachable } from './place.ts';
+import { isTooDeep, type On, type Place, TOO_DEEP, Unreachable, unreachable, unread } from './place.ts';
 import {
   type Answer,
   asMessage,
   type Failure,
-  failure,
   HEADER_MISMATCH,
-  INVALID_REQUEST,
   isObject,
   type Link,
   type Message,
@@ -54,7 +52,10 @@ export class HttpPlace implements Place {
       fetch: async (url, init) => {
         const headers = new Headers(init?.headers);
         for (const [name, value] of Object.entries(this.#headers())) headers.set(name, value);
-        return bounded(await this.#fetch(url, { ...init, headers, redirect: 'error' }), this.#most);
+        const response = await this.#fetch(url, { ...init, headers, redirect: 'error' }).catch((error) => {
+          throw unreachable(error);
+        });
+        return bounded(response, this.#most);
       },
     });
     return Object.assign(transport as unknown as Link, { terminate: () => transport.terminateSession() });
@@ -113,9 +114,7 @@ export class HttpPlace implements Place {
       return this.#learned(request, await this.#read(request, response, notify));
     } catch (error) {
       if (signal.aborted) return undefined;
-      if (error instanceof Unreachable) throw error;
-      const cause = (error as { cause?: { code?: string } }).cause;
-      throw new Unreachable(cause?.code ?? (error as Error).message);
+      throw unreachable(error);
     }
   }
 
@@ -133,14 +132,16 @@ export class HttpPlace implements Place {
     const type = response.headers.get('content-type') ?? '';
     if (response.ok && /^text\/event-stream\b/i.test(type)) return this.#stream(request, response, notify);
     const text = await readAll(response, this.#most);
-    if (text === undefined) return failure(request.id, INVALID_REQUEST, tooLong(this.#most));
+    if (text === undefined) return unread(request.id, tooLong(this.#most));
+    if (isTooDeep(Buffer.from(text))) return unread(request.id, TOO_DEEP);
     const answer = /^application\/json\b/i.test(type) ? parse(text) : undefined;
     const old = !response.ok && isOfOldEras(text);
     if (!old && answer && !('method' in answer) && answer.id === request.id) return answer;
     // an error about a message that could not be read far enough has no id
     const error = old ? undefined : errorOf(text);
     if (error) return { jsonrpc: '2.0', id: request.id, error };
-    throw new Unreachable(`the tool server answered ${response.status}, without a message`, response.status);
+    const { status } = response;
+    throw new Unreachable(`the tool server answered ${status}, without a message`, { status });
   }
 
   async #stream(request: Request, response: Response, notify: (message: Notification) => void): Promise<Answer> {
@@ -204,8 +205,8 @@ async function readAll(response: Response, most: number): Promise<string | undef
 }
 
 /**
- * The response, with each event of its stream limited (or all of it, if it is not a stream): a longer one is replaced by an error
- * with the message's id, so that only that call fails.
+ * The response, with each event of its stream limited (or all of it, if it is not a stream): one that is longer, or nested too
+ * deep, is replaced by an error with the message's id, so that only that call fails.
  */
 function bounded(response: Response, most: number): Response {
   if (!response.body) return response;
@@ -271,13 +272,19 @@ class Limit {
   }
 
   end(give: (bytes: Uint8Array) => void): void {
-    for (const kept of this.#kept) if (kept.length > 0) give(kept);
-    const outline = this.#outline;
+    let why = tooLong(this.#most);
+    let outline = this.#outline;
+    const whole = Buffer.concat(this.#kept);
+    if (isTooDeep(whole)) {
+      why = TOO_DEEP;
+      outline = new Outline();
+      outline.push(whole);
+    } else if (whole.length > 0) give(whole);
     this.#kept = [];
     this.#bytes = 0;
     this.#outline = undefined;
     if (!outline || outline.method || outline.id === undefined) return;
-    const text = JSON.stringify(failure(outline.id, INVALID_REQUEST, tooLong(this.#most)));
+    const text = JSON.stringify(unread(outline.id, why));
     give(Buffer.from(this.#stream ? `data: ${text}\n\n` : text));
   }
 }

@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto';
 import { setTimeout as delay } from 'node:timers/promises';
 import type { Log } from '../../lib/log.ts';
-import { faultOf, type Served, type Serving, UNREACHABLE } from './exchange.ts';
+import { faultOf, type Served, type Serving } from './exchange.ts';
 import { RELATED_TASK } from './tasks.ts';
 import { TASKS } from './waiting.ts';
 import {
@@ -267,6 +267,8 @@ class Member {
       return this.#outward(method, answer);
     }
     this.left();
+    // it may have done what was asked
+    if (wasSent(answer)) return answer;
     return this.#away({ ...request, id });
   }
 
@@ -414,9 +416,9 @@ class Member {
   }
 
   #away({ id, method, params }: Request): Answer {
-    const text = `the server ${this.name} is away; it is tried again`;
+    const text = `the server ${this.name} is away: the request was not sent. The server is tried again`;
     this.#log.debug({ method, name: params?.name }, text);
-    return failure(id, INTERNAL_ERROR, text, UNREACHABLE);
+    return failure(id, INTERNAL_ERROR, text, { unreachable: true, sent: false });
   }
 }
 
@@ -426,6 +428,10 @@ function backoff(failures: number): number {
 
 function isAway(answer: Answer): boolean {
   return 'error' in answer && isObject(answer.error.data) && answer.error.data.unreachable === true;
+}
+
+function wasSent(answer: Answer): boolean {
+  return 'error' in answer && isObject(answer.error.data) && answer.error.data.sent === true;
 }
 
 /**

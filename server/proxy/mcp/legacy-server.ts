@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto';
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import type { Log } from '../../lib/log.ts';
 import { Muted } from './muted.ts';
-import { isSessionLost, MASKED_MEANWHILE, NoSession, type On, type Place, Unreachable } from './place.ts';
+import { isSessionLost, MASKED_MEANWHILE, NoSession, type On, type Place, Unreachable, unreachable } from './place.ts';
 import {
   type Answer,
   CAPABILITIES_KEY,
@@ -75,7 +75,7 @@ export class LegacyServers {
       own.length >= MOST_SESSIONS_OF_OWNER ? own : this.#sessions.size >= MOST_SESSIONS ? [...this.#sessions] : [];
     if (crowd.length === 0) return;
     const idle = crowd.filter(([, one]) => one.isIdle(0)).sort(([, a], [, b]) => a.usedAt - b.usedAt)[0];
-    if (!idle) throw new Unreachable('too many sessions are in use');
+    if (!idle) throw new Unreachable('too many sessions are in use', { sent: false });
     this.#drop(...idle);
   }
 
@@ -342,7 +342,7 @@ class LegacyServer {
     } catch (error) {
       // as after a restart of the server: the next request starts another session
       if (isSessionLost(error)) void this.close();
-      throw new Unreachable((error as Error).message);
+      throw unreachable(error);
     }
   }
 

@@ -1,5 +1,5 @@
 import type { Log } from '../../lib/log.ts';
-import { type Place, Unreachable } from './place.ts';
+import { type Place, Unreachable, withoutAnswer } from './place.ts';
 import {
   type Answer,
   CAPABILITIES_KEY,
@@ -62,7 +62,7 @@ export class ModernServer implements Link {
   async start(): Promise<void> {}
 
   async send(message: Message): Promise<void> {
-    if (this.#closed.signal.aborted) throw new Unreachable('the session has ended');
+    if (this.#closed.signal.aborted) throw new Unreachable('the session has ended', { sent: false });
     if (!('method' in message)) {
       this.#asked.get(message.id as string)?.(message);
     } else if ('id' in message) {
@@ -122,7 +122,7 @@ export class ModernServer implements Link {
       .then((answer) => answer && this.onmessage?.(answer))
       .catch((error) => {
         this.#log.warn({ detail: (error as Error).message }, 'the tool server gave no answer');
-        this.onmessage?.(failure(id, INTERNAL_ERROR, 'the tool server cannot be reached'));
+        this.onmessage?.(withoutAnswer(id, error).answer);
       })
       .finally(() => this.#open.delete(id));
   }

@@ -3,13 +3,12 @@ import { once } from 'node:events';
 import type { Readable, Writable } from 'node:stream';
 import { setTimeout as delay } from 'node:timers/promises';
 import spawn from 'cross-spawn';
-import { nestsDeeper } from '../../lib/json-depth.ts';
 import { readJson } from '../requests.ts';
+import { isTooDeep, TOO_DEEP, unread } from './place.ts';
 import { asMessage, failure, type Id, INVALID_REQUEST, type Link, type Message } from './wire.ts';
 
 /** How long a server may take to end after its input was closed, and again after SIGTERM. */
 const END_MS = 2000;
-const MOST_SERVER_DEPTH = 1000;
 
 /**
  * One end of newline-delimited JSON-RPC. A message that exceeds the limit fails alone: it is skipped without being kept, and the
@@ -116,9 +115,8 @@ export class Pipe implements Link {
   #refuse({ id, method }: Outline, why: string): void {
     this.onerror?.(new Error(why));
     if (id === undefined) return;
-    const error = failure(id, INVALID_REQUEST, why);
-    if (method) this.send(error).catch((cause) => this.onerror?.(cause));
-    else this.onmessage?.(error);
+    if (method) this.send(failure(id, INVALID_REQUEST, why)).catch((cause) => this.onerror?.(cause));
+    else this.onmessage?.(unread(id, why));
   }
 }
 
@@ -128,7 +126,7 @@ function withoutMark(line: Buffer): Buffer {
 }
 
 function readLenient(line: Buffer): unknown {
-  if (nestsDeeper(line, MOST_SERVER_DEPTH)) throw new Error('a message nests too deep');
+  if (isTooDeep(line)) throw new Error(TOO_DEEP);
   return JSON.parse(line.toString());
 }
 
@@ -153,6 +151,11 @@ export class Child implements Link {
 
   get ended(): boolean {
     return this.#ended;
+  }
+
+  /** Whether there was a process at all. */
+  get started(): boolean {
+    return this.#process.pid !== undefined;
   }
 
   async start(): Promise<void> {

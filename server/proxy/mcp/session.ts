@@ -2,19 +2,23 @@ import { randomUUID } from 'node:crypto';
 import type { Log } from '../../lib/log.ts';
 import type { Agent } from '../agents.ts';
 import type { Hold } from '../control-plane.ts';
-import { type Admitted, type Caller, type Gate, META_ESCROW_ID, type Refused } from './gate.ts';
+import { isPlumbing, META_ESCROW_ID } from './actions.ts';
+import type { Admitted, Caller, Gate, Refused } from './gate.ts';
+import { isOfEra, reducedAnswer, reducedNotification, reducedRequest, withoutOwn } from './members.ts';
 import { Muted } from './muted.ts';
 import { PAGE_WAIT_MS, pageOf } from './page.ts';
-import { isSessionLost, MASKED_MEANWHILE } from './place.ts';
+import { isSessionLost, MASKED_MEANWHILE, UNKNOWN, withoutAnswer } from './place.ts';
 import { ofNoTask } from './tasks.ts';
 import {
   type Answer,
   failure,
   type Id,
   INTERNAL_ERROR,
+  INVALID_PARAMS,
   INVALID_REQUEST,
   isObject,
   type Link,
+  METHOD_NOT_FOUND,
   type Message,
   type Notification,
   type Params,
@@ -37,6 +41,9 @@ export interface SessionParts {
 /** What a server may send at any time: none of it contains text of the server's. */
 const SAYS_NOTHING = /^ping$|^roots\/list$|\/list_changed$|^notifications\/resources\/updated$/;
 
+/** How many requests of a server wait for its client. */
+const MOST_WANTED = 10_000;
+
 /** The revision that has `elicitation.url`. */
 const PAGES_SINCE = '2025-11-25';
 
@@ -53,10 +60,10 @@ interface Pending {
 
 /**
  * One MCP session of the eras with `initialize`: a client on one side, a tool server on the other, every message passed on
- * unchanged except for what the gate governs and the lists that it reduces.
+ * with the members that the protocol defines (see `members.ts`), and decided or reduced where the gate says so.
  *
- * The proxy sits between the two transports, not between two protocol objects, so that sampling, elicitation, resources, progress
- * and additions of later versions pass through unread. Requests go to the server under the proxy's own numbers: a client that
+ * The proxy sits between the two transports, not between two protocol objects, so that what the server says passes through unread
+ * where the gate does not govern it. Requests go to the server under the proxy's own numbers: a client that
  * uses an id twice at the same time cannot have one answer mistaken for the other's.
  */
 export class Session {
@@ -69,6 +76,10 @@ export class Session {
   readonly #deciding = new Map<Id, AbortController>();
   /** The agent, once it is known: the names of tasks depend on it. */
   #agent: Agent | undefined;
+  /** What the client sent while the agent was not known yet. */
+  #coming: Promise<void> | undefined;
+  /** The server's requests to the client without an answer, with their methods. */
+  readonly #wanted = new Map<Id, string>();
   /** The tasks that the client has created for the server, by its own names. */
   readonly #clientTasks = new Set<string>();
   /** The client can show a page to a person: it has declared so, and the revision supports it. */
@@ -115,7 +126,7 @@ export class Session {
     for (const waiting of this.#deciding.values()) waiting.abort();
     for (const { admitted, uncut } of this.#pending.values()) {
       uncut?.();
-      admitted?.ended('the session ended');
+      admitted?.ended(UNKNOWN);
     }
     this.#pending.clear();
     await this.#parts
@@ -125,25 +136,80 @@ export class Session {
     this.onClose();
   }
 
+  /** Takes what the client sends, in its order. What depends on the agent waits until the agent is known. */
   #fromClient(message: Message): void {
-    const { tasks } = this.#parts.gate;
+    if (this.#agent && !this.#coming) {
+      this.#take(message, this.#agent);
+      return;
+    }
+    const coming: Promise<void> = (this.#coming ?? Promise.resolve()).then(async () => {
+      try {
+        this.#agent ??= await this.#parts.caller.agent();
+        this.#take(message, this.#agent);
+      } catch (err) {
+        this.#parts.log.warn({ err }, 'no agent');
+        if (!('method' in message) || !('id' in message)) return;
+        this.#pass(this.#client, failure(message.id, INTERNAL_ERROR, 'the proxy does not know this agent'));
+      } finally {
+        if (this.#coming === coming) this.#coming = undefined;
+      }
+    });
+    this.#coming = coming;
+  }
+
+  #take(message: Message, agent: Agent): void {
+    const { gate, caller, log } = this.#parts;
+    if (this.#closed) return;
     if (!('method' in message) && this.#asked.has(message.id)) {
       this.#asked.get(message.id)!(message);
-    } else if (!('method' in message)) {
-      this.#pass(this.#server, tasks.said(message, this.#agent, this.#clientTasks));
-    } else if ('id' in message) {
-      if (this.#isInUse(message.id)) {
-        this.#pass(this.#client, failure(message.id, INVALID_REQUEST, 'the id of this request is in use'));
-      } else if (this.#parts.gate.governs(message.method)) void this.#govern(message);
-      else this.#request(ofNoTask(message));
-    } else if (message.method === 'notifications/cancelled') {
-      this.#cancelled(message);
-    } else if (this.#parts.gate.passes(message)) {
-      this.#pass(this.#server, tasks.said(message, this.#agent, this.#clientTasks));
-    } else {
-      // a call that asks for no answer is not a request, and is not made
-      this.#parts.log.warn({ method: message.method }, 'a notification that is none of the protocol was dropped');
+      return;
     }
+    const isRequest = 'method' in message && 'id' in message;
+    if (isRequest && this.#isInUse(message.id)) {
+      this.#pass(this.#client, failure(message.id, INVALID_REQUEST, 'the id of this request is in use'));
+      return;
+    }
+    const stopped = gate.stopped(agent, caller.session(agent));
+    try {
+      if (isRequest) {
+        if (!isPlumbing(message.method)) void this.#govern(reducedRequest(message, 'sessions'));
+        else if (stopped !== undefined) this.#pass(this.#client, gate.stoppedAnswer(message.id, stopped));
+        else if (!isOfEra(message.method, 'sessions')) {
+          this.#pass(this.#client, failure(message.id, METHOD_NOT_FOUND, `${message.method} is not of this revision`));
+        } else this.#request(withoutOwn(ofNoTask(reducedRequest(message, 'sessions'))));
+      } else if ('method' in message) this.#notified(message, agent, stopped !== undefined);
+      else this.#answered(message, agent, stopped !== undefined);
+    } catch (error) {
+      if (!(error instanceof RangeError)) throw error;
+      if (isRequest) this.#pass(this.#client, failure(message.id, INVALID_PARAMS, error.message));
+      else log.warn({ detail: error.message }, 'what a client sent was dropped');
+    }
+  }
+
+  #notified(message: Notification, agent: Agent, stopped: boolean): void {
+    const { gate, log } = this.#parts;
+    const shown = reducedNotification(message);
+    if (shown?.method === 'notifications/cancelled') {
+      const { reason: _said, ...params } = shown.params ?? {};
+      this.#cancelled(stopped ? { ...shown, params } : shown);
+    } else if (!shown) {
+      // a call that asks for no answer is not a request, and is not made
+      log.warn({ method: message.method }, 'a notification that is none of the protocol was dropped');
+    } else if (!stopped) this.#pass(this.#server, gate.tasks.said(shown, agent, this.#clientTasks));
+  }
+
+  /** The client answers the server: what the server has not asked is dropped, and a stop leaves it without an answer of the client's. */
+  #answered(message: Answer, agent: Agent, stopped: boolean): void {
+    const method = this.#wanted.get(message.id);
+    if (method === undefined) {
+      this.#parts.log.warn('an answer to nothing that the server has asked was dropped');
+      return;
+    }
+    this.#wanted.delete(message.id);
+    const shown = stopped
+      ? failure(message.id, INTERNAL_ERROR, 'the client is stopped')
+      : this.#parts.gate.tasks.said(reducedAnswer(method, message), agent, this.#clientTasks);
+    this.#pass(this.#server, shown);
   }
 
   /** Two answers to one id could be confused. */
@@ -179,8 +245,11 @@ export class Session {
     this.#server.send({ ...request, id: number }).catch((err) => {
       this.#parts.log.warn({ err }, 'the tool server did not take a request');
       const failed = this.#settled(number);
-      failed?.admitted?.ended('tool server unreachable');
-      if (failed) this.#pass(this.#client, failure(failed.id, INTERNAL_ERROR, 'the tool server cannot be reached'));
+      if (failed) {
+        const { outcome, answer } = withoutAnswer(failed.id, err);
+        failed.admitted?.ended(outcome);
+        this.#pass(this.#client, answer);
+      }
       this.#endIfLost(err);
     });
   }
@@ -220,7 +289,6 @@ export class Session {
       this.#client.send(message, { relatedRequestId: request.id }).catch(() => {});
     };
     const { gate, caller } = this.#parts;
-    this.#agent ??= await caller.agent().catch(() => undefined);
     const { signal } = abort;
     // a client that can show the hold's page gets its first answer at once
     const shows = this.#showsPages && request.params?.task === undefined;
@@ -329,6 +397,10 @@ export class Session {
    * need not have another stream. The message does not say which request it is for; the last is the most likely.
    */
   #tell(message: Request | Notification): void {
+    if ('id' in message) {
+      this.#wanted.set(message.id, message.method);
+      if (this.#wanted.size > MOST_WANTED) this.#wanted.delete(this.#wanted.keys().next().value as Id);
+    }
     const own = /\/list_changed$|^notifications\/resources\/updated$/.test(message.method);
     const last = own ? undefined : [...this.#pending.values()].at(-1);
     this.#client

@@ -1,5 +1,6 @@
 import { TOOL_LIMITS } from '../../domain/tools.ts';
 import type { Log } from '../../lib/log.ts';
+import { isPlumbing } from './actions.ts';
 import { LegacyServers } from './legacy-server.ts';
 import { ModernServer } from './modern-server.ts';
 import type { Declared } from './param-headers.ts';
@@ -50,11 +51,13 @@ export class Upstream {
    * apart what belongs to different agents. Resolves to undefined when `signal` has fired. Rejects with an Unreachable.
    */
   async exchange(request: Request, on: On & { owner: string }): Promise<Answer | undefined> {
-    if (!(await this.#isModern(on.signal))) {
+    if (!(await beforeSending(this.#isModern(on.signal)))) {
       try {
         return await this.#legacy.exchange(request, on);
       } catch (error) {
-        if (!(error instanceof NoSession) || !(await this.#isModernAfterAll(on.signal))) throw error;
+        if (!(error instanceof NoSession) || !(await beforeSending(this.#isModernAfterAll(on.signal)))) {
+          throw error;
+        }
       }
     }
     try {
@@ -64,7 +67,8 @@ export class Upstream {
       const { status } = error as Unreachable;
       if (status === undefined || status >= 500 || !this.#modern?.is) throw error;
       this.#modern = undefined;
-      if (await this.#isModern(on.signal)) throw error;
+      // whoever gave that answer, the server may have done what was asked: an action is sent once
+      if (!isPlumbing(request.method) || (await this.#isModern(on.signal))) throw error;
       return this.#legacy.exchange(request, on);
     }
   }
@@ -169,13 +173,21 @@ export class Upstream {
   }
 }
 
+/** What fails before the request itself is sent. */
+function beforeSending<T>(asked: Promise<T>): Promise<T> {
+  return asked.catch((error) => {
+    throw error instanceof Unreachable ? new Unreachable(error.message, { sent: false }) : error;
+  });
+}
+
 function has(list: unknown, wanted: readonly string[]): boolean {
   return Array.isArray(list) && wanted.some((one) => list.includes(one));
 }
 
 function aborted(signal: AbortSignal): Promise<never> {
   return new Promise((_resolve, reject) => {
-    const fail = () => reject(new Unreachable('no answer in time'));
+    // to what the proxy asks before it sends the request
+    const fail = () => reject(new Unreachable('no answer in time', { sent: false }));
     if (signal.aborted) fail();
     else signal.addEventListener('abort', fail, { once: true });
   });
@@ -215,7 +227,7 @@ class Session implements Link {
   }
 
   async send(message: Message): Promise<void> {
-    if (this.#closed) throw new Unreachable('the session has ended');
+    if (this.#closed) throw new Unreachable('the session has ended', { sent: false });
     if ('method' in message && 'id' in message && message.method === 'initialize') {
       this.#first = message;
       await this.#open(this.#modern.known() ? this.#sessionless() : this.#place.connect());
@@ -226,7 +238,7 @@ class Session implements Link {
       }
       return;
     }
-    if (!this.#server) throw new Unreachable('the session was not begun');
+    if (!this.#server) throw new Unreachable('the session was not begun', { sent: false });
     await this.#server.send(message);
   }
 

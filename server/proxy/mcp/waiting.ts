@@ -45,7 +45,7 @@ interface HeldTask extends Held {
 }
 
 /** Makes the call, with these extra parameters: the hold is decided on and consumed there. */
-export type Call = (request: Request, signal: AbortSignal) => Promise<Answer | undefined>;
+export type Call = (request: Request, signal: AbortSignal, onHold: (hold: Hold) => void) => Promise<Answer | undefined>;
 
 /** A call that was released and started. */
 interface Running {
@@ -55,6 +55,8 @@ interface Running {
   ended?: Answer | 'cancelled';
   /** What its server wants to know from the client, and the server's state. */
   wants?: { inputRequests: unknown; requestState: unknown };
+  /** What it waits for: its next round is held, too. */
+  waits?: Hold;
   updated: number;
   /** The end of its hold. */
   until: number;
@@ -155,8 +157,9 @@ export class Waiting {
 
   async #get(taskId: string, task: HeldTask, request: Request, call: Call): Promise<Result> {
     let running = this.#running.get(taskId);
-    if (!running) {
-      const hold = await this.#holds.get(task.hold).catch((error) => {
+    const waits = running?.waits;
+    if (!running || waits) {
+      const hold = await this.#holds.get(waits?.id ?? task.hold).catch((error) => {
         // while the control plane is unreachable, the hold counts as unchanged
         if (error instanceof ControlPlaneError && error.passing) return undefined;
         throw error;
@@ -165,7 +168,8 @@ export class Waiting {
       if (hold.status === 'held') return shown(taskId, task, 'working', waitsFor(hold));
       if (hold.status === 'cancelled') return shown(taskId, task, 'cancelled', 'the hold was cancelled');
       // another request may have started it meanwhile
-      running = this.#running.get(taskId);
+      const now = this.#running.get(taskId);
+      running = now?.waits && now.waits === waits ? undefined : now;
       if (!running && hold.status !== 'released') {
         const why =
           hold.status === 'consumed' ? 'it was begun by another process, or before this one' : 'it was not approved';
@@ -180,7 +184,8 @@ export class Waiting {
     let soon: NodeJS.Timeout | undefined;
     await Promise.race([running.answer, new Promise((resolve) => (soon = setTimeout(resolve, SOON_MS)))]);
     clearTimeout(soon);
-    const { ended, wants } = running;
+    const { ended, wants, waits: next } = running;
+    if (next) return shown(taskId, task, 'working', waitsFor(next), running.updated);
     if (wants) {
       const { inputRequests } = wants;
       return { ...shown(taskId, task, 'input_required', 'the tool wants input', running.updated), inputRequests };
@@ -203,9 +208,13 @@ export class Waiting {
     delete sent.params?._meta?.progressToken;
     const { until } = task;
     const running: Running = { abort, answer: Promise.resolve(), updated: Date.now(), until };
-    running.answer = call(sent, abort.signal)
+    running.answer = call(sent, abort.signal, (hold) => {
+      running.waits = hold;
+      running.until = Math.max(until, Date.parse(hold.expires_at));
+    })
       .then(
         (answer) => {
+          if (running.waits) return;
           const wants = answer && 'result' in answer && answer.result.resultType === 'input_required';
           if (wants) {
             const { inputRequests, requestState } = answer.result;
@@ -235,6 +244,15 @@ export class Waiting {
 
   async #cancel(taskId: string, task: HeldTask): Promise<void> {
     const running = this.#running.get(taskId);
+    if (running?.waits) {
+      const { id } = running.waits;
+      delete running.waits;
+      running.ended = 'cancelled';
+      await this.#holds.cancel(id, 'the agent has cancelled its task').catch((error) => {
+        if (!(error instanceof ControlPlaneError)) throw error;
+      });
+      return;
+    }
     if (running) {
       running.abort.abort();
       if (running.wants) {

@@ -1,5 +1,5 @@
 /**
- * MCP messages as the proxy reads them: JSON-RPC 2.0, of which everything not named here passes unread. The eras: up to
+ * MCP messages as the proxy reads them: JSON-RPC 2.0. What of a client's messages goes on is in `members.ts`. The eras: up to
  * 2025-11-25 a session begins with `initialize`; from 2026-07-28 each request stands alone and states in its `_meta` who makes it
  * and what the client can do.
  */
