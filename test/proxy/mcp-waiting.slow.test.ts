@@ -183,7 +183,10 @@ test('the official client shows the page of the hold, and gets the answer when i
   try {
     const answer = await client.callTool({ name: 'transfer', arguments: { to: 'ann' } });
     expect(answer).toMatchObject({ content: [{ text: 'sent to ann for gift' }] });
-    expect(pages).toEqual([expect.stringMatching(/^http:\/\/.*\/approvals\/esc_\w+\?tenant=[\w-]+$/)]);
+    // the call, and then the call with the input that the tool wants
+    const page = expect.stringMatching(/^http:\/\/.*\/approvals\/esc_\w+\?tenant=[\w-]+$/);
+    expect(pages).toEqual([page, page]);
+    expect(pages[0]).not.toBe(pages[1]);
     expect(lines().filter((line) => line.includes('ann'))).toEqual(['transfer ann for gift']);
   } finally {
     await client.close();

@@ -647,7 +647,7 @@ describe('an MCP server behind a route', () => {
     const headers = { 'mcp-session-id': session };
     expect((await post('everything', world.agentKey, LIST, headers)).text).toContain('get-sum');
     await restart();
-    expect((await post('everything', world.agentKey, LIST, headers)).text).toContain('cannot be reached');
+    expect((await post('everything', world.agentKey, LIST, headers)).text).toContain('not known');
     await until(
       async () => (await post('everything', world.agentKey, LIST, headers)).status === 404,
       'the session has ended',

@@ -53,13 +53,19 @@ const BEFORE_SENDING: ReadonlySet<unknown> = new Set([
   ...['UNABLE_TO_VERIFY_LEAF_SIGNATURE', 'UNABLE_TO_GET_ISSUER_CERT_LOCALLY', 'ERR_SSL_WRONG_VERSION_NUMBER'],
 ]);
 
+interface Cause {
+  code?: string;
+  message?: string;
+}
+
 /** The failure of a request over HTTP as an Unreachable. */
 export function unreachable(error: unknown): Unreachable {
   if (error instanceof Unreachable) return error;
-  const { cause, message } = error as { cause?: { code?: string; errors?: { code?: string }[] }; message?: string };
+  const { cause, message } = error as { cause?: Cause & { errors?: Cause[] }; message?: string };
   // of a name with several addresses, each was tried
-  const codes = cause?.errors?.map(({ code }) => code) ?? [cause?.code];
-  const sent = !(codes.length > 0 && codes.every((code) => BEFORE_SENDING.has(code)));
+  const causes = cause?.errors ?? [cause];
+  const before = (one: Cause | undefined) => BEFORE_SENDING.has(one?.code) || one?.message === 'bad port';
+  const sent = !(causes.length > 0 && causes.every(before));
   return new Unreachable(cause?.code ?? String(message), { sent });
 }
 
