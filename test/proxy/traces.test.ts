@@ -120,7 +120,7 @@ test('the call of a tool of an MCP server carries its trace in _meta, here and t
   const one = await call({ traceparent, tracestate: 'vendor=1', 'example.com/other': 1 });
   expect(one.record.trace_id).toBe(TRACE);
   const span = `00-${TRACE}-${one.record.span_id}-01`;
-  expect(one.received).toMatchObject({ traceparent: span, tracestate: 'vendor=1', 'example.com/other': 1 });
+  expect(one.received).toEqual({ traceparent: span, tracestate: 'vendor=1' });
   for (const _meta of [undefined, { traceparent: 7, tracestate: 'vendor=1' }]) {
     const { received, record } = await call(_meta);
     expect(record.trace_id).not.toBe(TRACE);
