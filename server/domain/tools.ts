@@ -104,7 +104,7 @@ export interface RegisteredServer {
   reviewed: boolean;
   trust: number | null;
   check_arguments: boolean;
-  /** The tools that were approved, rejected or labeled. */
+  /** The tools that were approved, rejected or labeled; of a server that enforces, all that it has listed. */
   tools: RegisteredTool[];
 }
 

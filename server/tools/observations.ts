@@ -121,7 +121,7 @@ export class Observations {
         refresh(tool, prune(em, tool, own), others);
         const recent = own.filter(({ firstSeen }) => now.getTime() - firstSeen.getTime() < FLAP_MS);
         if (fresh.has(one.name) && recent.length <= MOST_TOLD) news.push({ tool, first: !tool.approvedPin, accepted });
-        inBundle ||= before !== bundled(tool);
+        inBundle ||= before !== bundled(tool) || (server.mode === 'enforce' && !rows.has(one.name));
       }
       for (const { name } of gone) {
         const tool = tools.get(name)!;

@@ -435,8 +435,13 @@ export class ToolQueries {
 export async function registryOf(em: EntityManager, tenantId: string, log: Log): Promise<BundleRegistry> {
   const agents = await em.find(Agent, { labels: { $ne: [] } });
   const servers = await em.find(ToolServer, {});
+  // of a server that enforces, also the tools that nobody decided about: a call that names no server may be for one of them
+  const enforcing = servers.filter(({ mode }) => mode === 'enforce').map(({ id }) => id);
   const tools = await em.find(Tool, {
-    $or: [{ approvedPin: { $ne: null } }, { rejectedPins: { $ne: [] } }, { labels: { $ne: [] } }],
+    $or: [
+      ...[{ approvedPin: { $ne: null } }, { rejectedPins: { $ne: [] } }, { labels: { $ne: [] } }],
+      ...(enforcing.length > 0 ? [{ server: { $in: enforcing } }] : []),
+    ],
   });
   const decided = await decidedPins(em, tenantId, tools);
   const definitions = await genuine(em, tools);

@@ -608,6 +608,35 @@ test('evaluate takes a null for an absent argument where the approved definition
   expect(await ask()).toBe('deny');
 });
 
+test('a call that names no server is denied where one that enforces has listed the tool, and nobody approved it', async () => {
+  await deploy(server, tenant.admin, 'all', 'permit(principal, action, resource);');
+  const agent = await tenant.agent('bot', 'clerk');
+  const ask = async (tool_name: string) => {
+    const call = { action_type: 'tool_call', tool_name, arguments: {} };
+    const { body } = await server.call<{ decision: string; deny_reason?: string }>(
+      200,
+      'POST /v1/evaluate',
+      agent,
+      call,
+    );
+    return body.deny_reason ?? body.decision;
+  };
+  await observe([REFUND]);
+  expect(await ask('refund')).toBe('allow');
+  await server.call(200, 'PUT /v1/tool-servers/crm', await tenant.person('admin'), { mode: 'enforce' });
+  expect(await ask('refund')).toBe('tool_changed');
+  // one that is listed later, and one that is not listed any more
+  const notes = { ...REFUND, name: 'notes' };
+  expect(await ask('notes')).toBe('allow');
+  await observe([REFUND, notes]);
+  expect(await ask('notes')).toBe('tool_changed');
+  await observe([], { complete: true });
+  expect(await ask('notes')).toBe('tool_changed');
+  await observe([notes]);
+  await approve(notes);
+  expect(await ask('notes')).toBe('allow');
+});
+
 test('evaluate denies a name that could be taken for one that a policy or the registry knows', async () => {
   await deploy(
     server,
