@@ -613,7 +613,10 @@ describe('verifications', () => {
   });
 });
 
-/** What happens after the first chunk of a verification. The rest of the chain has not been read yet. */
+/**
+ * What happens after the first chunk of a verification. Much of the chain has not been read yet, if it is long: the thread does not
+ * wait until it is heard here.
+ */
 async function inTheMiddle(tenantId: string, act: (worker: Worker) => unknown, signal?: AbortSignal) {
   let worker: Worker | undefined;
   process.once('worker', (made) => {
@@ -623,13 +626,14 @@ async function inTheMiddle(tenantId: string, act: (worker: Worker) => unknown, s
   const onProgress = () => {
     acted ??= act(worker!) ?? true;
   };
-  const options = { keys, directory, chunk: 5, busy: () => true, onProgress, signal };
+  const options = { keys, directory, chunk: 1, busy: () => true, onProgress, signal };
   try {
     return await verifyChain(box.url, tenantId, 'forensics', options);
   } finally {
     await acted;
   }
 }
+const MUCH = 100;
 const connections = async () =>
   (
     await sql(
@@ -639,7 +643,7 @@ const connections = async () =>
 
 describe('in the middle of a verification', () => {
   test('a thread that is killed is an error, never a verdict', async () => {
-    const tenantId = await newChain(3);
+    const tenantId = await newChain(MUCH);
     await expect(inTheMiddle(tenantId, (worker) => worker.terminate())).rejects.toThrow(
       /thread of a verification ended/,
     );
@@ -654,7 +658,7 @@ describe('in the middle of a verification', () => {
   });
 
   test('a caller that gives up ends it, and its connection', async () => {
-    const tenantId = await newChain(3);
+    const tenantId = await newChain(MUCH);
     const gone = new AbortController();
     const given = inTheMiddle(tenantId, () => gone.abort(new Error('enough')), gone.signal);
     await expect(given).rejects.toThrow('enough');
@@ -691,7 +695,7 @@ describe('in the middle of a verification', () => {
   });
 
   test('one of another tenant goes on', async () => {
-    const [one, other] = [await newChain(3), await newChain(3)];
+    const [one, other] = [await newChain(MUCH), await newChain(3)];
     const all = new Verifications(box.url, () => ({ keys, directory, chunk: 5 }));
     const [killed, kept] = await Promise.allSettled([
       inTheMiddle(one, (worker) => worker.terminate()),
