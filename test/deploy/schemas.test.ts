@@ -27,7 +27,7 @@ const MODELS: Record<string, Record<string, unknown>> = {
   'policy/v1': policy,
 };
 /** Kinds of other projects, of which no package has the schema; `kubectl kustomize` is strict about the first two. */
-const OTHERS = ['Kustomization', 'Component', 'Cluster'];
+const OTHERS = ['Kustomization', 'Component', 'Cluster', 'PodMonitor'];
 
 const read = (file: string): Document[] =>
   parseAllDocuments(readFileSync(path.join(deploy, file), 'utf8')).map((one) => one.toJS());

@@ -190,7 +190,7 @@ describe('several servers behind one svc-proxy mcp', () => {
       changes++;
     });
     writeFileSync(token, 'second');
-    await expect(client.callTool({ name: 'own__end', arguments: {} })).rejects.toThrow('away');
+    await expect(client.callTool({ name: 'own__end', arguments: {} })).rejects.toThrow('is not known');
     await until(() => changes > 0, 'the list has changed');
     expect((await client.callTool({ name: 'everything__echo', arguments: { message: 'on' } })).content).toMatchObject([
       { text: 'Echo: on' },
@@ -217,7 +217,7 @@ describe('several servers behind one svc-proxy mcp', () => {
     const subscribed = () => kept().filter((line) => line === 'resources/subscribe own://1').length;
     const before = subscribed();
     await until(() => updated.length === 1 && logged.length === 1, 'it is told');
-    await expect(client.callTool({ name: 'own__end', arguments: {} })).rejects.toThrow('away');
+    await expect(client.callTool({ name: 'own__end', arguments: {} })).rejects.toThrow('is not known');
     await until(() => subscribed() > before, 'it is subscribed');
     await until(async () => change().catch(() => undefined), 'it is back');
     await until(() => updated.length === 2 && logged.length === 2, 'it is told again');
