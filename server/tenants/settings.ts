@@ -49,7 +49,9 @@ export const Settings = z
     projection_retention_days: values.projection_retention_days.describe(
       'how many days the parts of inputs are kept that policies read; decisions can be derived again from them',
     ),
-    poll_seconds: values.poll_seconds.describe('how often proxies poll, and so how long a revoked key may work at them; default: the server’s setting'),
+    poll_seconds: values.poll_seconds.describe(
+      'how often proxies poll, and so how long a revoked key may work at them; default: the server’s setting',
+    ),
     stop_grace_seconds: values.stop_grace_seconds.describe(
       'a proxy that has not heard from the server for so many seconds which stops are in force denies what is not only read; 0: never',
     ),
