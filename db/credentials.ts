@@ -39,8 +39,8 @@ export async function tenantOfCredential(
 }
 
 /**
- * SQL: whether an API key ends with this person: one that they made, by themselves or with a key of theirs, or that was made with the
- * key of the first start, which they hold. That key itself is nobody's.
+ * SQL: whether an API key ends with this person: one that they made, by themselves or with a key of theirs, or that was made with
+ * the key of the first start, which they hold. That key itself is nobody's.
  */
 export const isKeyOf = (person: string): string =>
   `(created_by = ${person} or (author_id = ${person} and made_with is not null))`;

@@ -44,9 +44,9 @@ export interface Remembered extends SessionOf {
 const DAY_MS = 24 * 3600 * 1000;
 /**
  * Of what proxies say of sessions, what counts: facts about calls of a tool server come only from the keys that people named as
- * those of the proxies in front of it, and from keys that the same person made to replace one. That a server has answered may be
- * said by any, with no more than the trust that people gave the server, for it only takes trust away. `declaredFor`: of which server the
- * declaration of a source wants answers; null: any, undefined: there is no such declaration.
+ * those of the proxies in front of it, and from keys that the same person made to replace one. Any may say that a server has
+ * answered, with no more than the trust that people gave the server, for it only takes trust away. `declaredFor`: the server of
+ * whose answers a source is declared; null for any, undefined if nothing declares it.
  */
 export async function stated(
   db: Database,

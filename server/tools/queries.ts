@@ -530,7 +530,7 @@ function verified(
   if (tool.approvedPin && !approvedPin) alarm('the audit log does not have the approval of the definition of a tool');
   if (rejected.some((one) => !tool.rejectedPins.includes(one)))
     alarm('a rejection of the definition of a tool is missing');
-  const inForce = approvedPin === null ? undefined : definitions.get(approvedPin!);
+  const inForce = approvedPin === null ? undefined : definitions.get(approvedPin);
   const acceptedPins = tool.acceptedPins.filter((accepted) => {
     const definition = inForce && definitions.get(accepted);
     return definition !== undefined && changeTo(definition, inForce, []).kind === 'descriptive';
@@ -544,8 +544,8 @@ function verified(
 }
 
 /**
- * The definitions that matter for decisions and are what their pins say: the approved ones, where they have accepted rewordings or may name an argument that
- * can be null, and the rewordings.
+ * The definitions that matter for decisions and are what their pins say: the accepted rewordings with the approved definitions
+ * that they reword, and the approved ones that may name an argument that can be null.
  */
 async function genuine(em: EntityManager, tools: readonly ToolRow[]): Promise<Map<string, ToolDefinition>> {
   const approved = tools.flatMap(({ approvedPin }) => approvedPin ?? []);

@@ -220,8 +220,8 @@ export class Tools {
         server = await em.findOneOrFail(ToolServer, { id }, { lockMode });
       }
       const before = settingsOf(server);
+      if (patch.proxy_keys) await assertKeys(em, patch.proxy_keys);
       const proxy_keys = patch.proxy_keys && sorted(patch.proxy_keys);
-      if (proxy_keys) await assertKeys(em, proxy_keys);
       const after = { ...before, ...withoutUndefined({ ...patch, proxy_keys }) };
       const same = canonicalJson(before) === canonicalJson(after);
       const owner = await this.#changeOwner(em, server, owner_id);

@@ -91,7 +91,8 @@ function parentsOf(path: string): PathRead['parents'] {
 /**
  * The first value that the tool might interpret differently from the statements; undefined if there is none. A value
  * passes only if it is absent or of exactly the kind it is read as: programs disagree about everything else, and a limit
- * must hold however the tool parses its arguments. `nullable`: the paths whose null the tool takes as absent, besides those of the rules.
+ * must hold however the tool parses its arguments. `nullable`: the paths whose null the tool takes as absent,
+ * besides those of the rules.
  */
 export function firstAmbiguity<Rule>(
   reads: RequestReads<Rule>,

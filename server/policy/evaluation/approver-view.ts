@@ -76,8 +76,8 @@ export function maskedRequest<R extends Maskable>(request: R, masks: readonly Ma
 type Maskable = Pick<ActionRequest, 'arguments' | 'context'> & { resource?: string | undefined };
 
 /**
- * The resource without what the masks hide of the arguments: of a URL whose parameters are arguments, the query would show it. Where
- * anything is hidden, there is no query, and no part of the path with one of the hidden values.
+ * The resource without what the masks hide of the arguments: of a URL whose parameters are arguments, the query would show it.
+ * Where anything is hidden, there is no query, and no part of the path with one of the hidden values.
  */
 function maskedResource(action: Maskable, masks: readonly Mask[]): string | undefined {
   const { resource } = action;
