@@ -530,7 +530,7 @@ function verified(
   if (tool.approvedPin && !approvedPin) alarm('the audit log does not have the approval of the definition of a tool');
   if (rejected.some((one) => !tool.rejectedPins.includes(one)))
     alarm('a rejection of the definition of a tool is missing');
-  const inForce = approvedPin === null ? undefined : definitions.get(approvedPin);
+  const inForce = approvedPin ? definitions.get(approvedPin) : undefined;
   const acceptedPins = tool.acceptedPins.filter((accepted) => {
     const definition = inForce && definitions.get(accepted);
     return definition !== undefined && changeTo(definition, inForce, []).kind === 'descriptive';
